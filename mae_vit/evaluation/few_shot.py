@@ -49,10 +49,7 @@ def least_squares_scores(
         x = standardized(support)  # (n, D)
         weights = x.T @ torch.linalg.solve(_with_l2(x @ x.T, l2), signs(labels) - intercept)  # (D, K)
     else:
-        gram, moments = (
-            support.new_zeros(width, width).double(),
-            support.new_zeros(width, num_classes).double(),
-        )
+        gram = moments = support.new_zeros((), dtype=torch.float64)  # (D, D) and (D, K) once a part is added
         for part, target in zip(parts, targets, strict=True):
             x = standardized(part)  # (r, D)
             gram, moments = gram + x.T @ x, moments + x.T @ (signs(target) - intercept)

@@ -35,10 +35,9 @@ def knn_scores(
     """
     directions = F.normalize(support.float(), dim=-1).T  # (D, n)
     scores = torch.zeros(len(query), num_classes, device=query.device)
-    for start in range(0, len(query), max(1, _MAX_SIMILARITIES // len(support))):
-        part = slice(start, start + max(1, _MAX_SIMILARITIES // len(support)))
-        nearest = (F.normalize(query[part].float(), dim=-1) @ directions).topk(
-            min(neighbors, len(support)), dim=-1
-        )  # values and indices (r, k)
-        scores[part].scatter_add_(1, labels[nearest.indices], (nearest.values / temperature).exp())
+    rows = max(1, _MAX_SIMILARITIES // len(support))
+    for part, of_part in zip(query.split(rows), scores.split(rows), strict=True):
+        similarities = F.normalize(part.float(), dim=-1) @ directions  # (r, n)
+        nearest = similarities.topk(min(neighbors, len(support)), dim=-1)  # values and indices (r, k)
+        of_part.scatter_add_(1, labels[nearest.indices], (nearest.values / temperature).exp())
     return scores

@@ -61,9 +61,8 @@ class Predictions:
     def per_class(self, num_classes: int) -> list[float | None]:
         """Computes the accuracy of each class; None for a class without images."""
         counts = self.confusion(num_classes)
-        return [
-            float(counts[k, k] / total) if (total := counts[k].sum()) else None for k in range(num_classes)
-        ]
+        hits, totals = counts.diagonal(), counts.sum(axis=1)
+        return [float(hit / total) if total else None for hit, total in zip(hits, totals, strict=True)]
 
     @property
     def calibration_error(self) -> float:

@@ -14,7 +14,7 @@ from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.optim import LayerRate
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.plan_text import describe_augment, describe_training, times
+from mae_vit.training.plan_text import describe_augment, describe_training, plan_lines, times
 from mae_vit.training.startup import describe_start
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 
@@ -46,9 +46,7 @@ def describe_plan(
         "recipe": describe_recipe(setup),
         **describe_training(setup, costs, folder.path, precision, time),
     }
-    lines = [f"{name:<12}{text}" for name, text in facts.items()]
-    lines += [f"note: {text}" for text in plan.notes]
-    return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
+    return plan_lines(facts, plan.notes, data.core_warnings())
 
 
 def describe_outcome(stop: str, done: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +158,8 @@ class Cost:
     flops: float | None
 
     def __add__(self, other: Cost) -> Cost:
-        images, more = self.images_seen, other.images_seen
-        flops, more_flops = self.flops, other.flops
-        return Cost(
-            None if images is None or more is None else images + more,
-            None if flops is None or more_flops is None else flops + more_flops,
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Cost(*(None if None in pair else sum(pair) for pair in pairs))
 
 
 UNKNOWN = Cost(None, None)

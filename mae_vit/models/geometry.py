@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mae_vit.models.sizes import SIZES, PositionKind
@@ -46,8 +46,7 @@ class Geometry(ABC):
 
         Raises ValueError if there is no such encoder, for example if a network does not take such images.
         """
-        module, _, name = self.built_by.partition(":")
-        encoder: Encoder = getattr(import_module(module), name)(**self._arguments(), **drops)
+        encoder: Encoder = resolve_name(self.built_by)(**self._arguments(), **drops)
         return encoder
 
     def _arguments(self) -> dict[str, Any]:
@@ -170,12 +169,10 @@ def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
 
 def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> str:
     """Returns the name of the size with this width and depth; "S" if there is none."""
-    names = [
-        name
-        for name, size in SIZES.items()
-        if (size.embed_dim, size.depth) == (embed_dim, depth) and num_heads in (None, size.num_heads)
-    ]
-    return names[0] if names else "S"
+    for name, size in SIZES.items():
+        if (size.embed_dim, size.depth) == (embed_dim, depth) and num_heads in (None, size.num_heads):
+            return name
+    return "S"
 
 
 def timm_geometry(model: VisionTransformer) -> ViTGeometry:

@@ -52,23 +52,18 @@ class Masking:
     mask: Tensor
 
 
-def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
-    """Keeps the patches with the lowest noise (B, N), distinct within a row (MAE Sec. 3, "Masking")."""
-    batch, num_patches = noise.shape
-    num_keep = num_patches - num_masked_patches(num_patches, mask_ratio)
-    ids_shuffle = noise.argsort(dim=1)  # (B, N)
-    ids_restore = torch.empty_like(ids_shuffle)
-    places = torch.arange(num_patches, device=noise.device).expand(batch, -1)  # (B, N)
-    ids_restore.scatter_(1, ids_shuffle, places)
+def _keep_first(ids_shuffle: Tensor, num_keep: int, patches: Tensor) -> Masking:
+    """Keeps the first patches of a shuffled order (B, N); `patches` are 0 to N - 1."""
+    ids_restore = torch.empty_like(ids_shuffle).scatter_(1, ids_shuffle, patches.expand_as(ids_shuffle))
     mask = (ids_restore >= num_keep).float()  # (B, N)
     return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
 
 
-def spread_over_units(of_units: Tensor, grid_size: tuple[int, int], mask_unit: int) -> Tensor:
-    """Gives each patch the value of its mask unit: (B, U) -> (B, N)."""
-    rows, columns = grid_size
-    grid = of_units.reshape(-1, rows // mask_unit, columns // mask_unit)  # (B, rows / u, columns / u)
-    return grid.repeat_interleave(mask_unit, 1).repeat_interleave(mask_unit, 2).flatten(1)
+def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
+    """Keeps the patches with the lowest noise (B, N), distinct within a row (MAE Sec. 3, "Masking")."""
+    num_patches = noise.shape[1]
+    num_keep = num_patches - num_masked_patches(num_patches, mask_ratio)
+    return _keep_first(noise.argsort(dim=1), num_keep, torch.arange(num_patches, device=noise.device))
 
 
 def unit_masking(
@@ -79,20 +74,15 @@ def unit_masking(
     SimMIM (arXiv 2111.09886, Sec. 3.2) and Pixio (arXiv 2512.15715) mask such squares. The patches of a
     square are consecutive in the shuffled order. A `mask_unit` of 1 masks single patches.
     """
-    of_units = random_masking(patch_noise(keys, count_units(grid_size, mask_unit)), mask_ratio)
+    noise = patch_noise(keys, count_units(grid_size, mask_unit))  # (B, U)
     if mask_unit == 1:
-        return of_units
+        return random_masking(noise, mask_ratio)
     rows, columns = grid_size
-    device = keys.index.device
-    patches = torch.arange(rows * columns, device=device).view(
-        rows // mask_unit, mask_unit, columns // mask_unit, mask_unit
-    )
-    patches = patches.transpose(1, 2).reshape(-1, mask_unit**2)  # (U, u*u)
-    ids_keep, ids_masked = (patches[ids].flatten(1) for ids in (of_units.ids_keep, of_units.ids_masked))
-    ids_shuffle = torch.cat([ids_keep, ids_masked], dim=1)  # (B, N)
-    places = torch.arange(rows * columns, device=device).expand_as(ids_shuffle)  # (B, N)
-    ids_restore = torch.empty_like(ids_shuffle).scatter_(1, ids_shuffle, places)
-    return Masking(ids_keep, ids_masked, ids_restore, spread_over_units(of_units.mask, grid_size, mask_unit))
+    patches = torch.arange(rows * columns, device=noise.device)
+    by_unit = patches.view(rows // mask_unit, mask_unit, columns // mask_unit, mask_unit)
+    by_unit = by_unit.transpose(1, 2).reshape(-1, mask_unit**2)  # (U, u*u)
+    num_keep = len(by_unit) - num_masked_patches(len(by_unit), mask_ratio)
+    return _keep_first(by_unit[noise.argsort(dim=1)].flatten(1), num_keep * mask_unit**2, patches)
 
 
 @dataclass(frozen=True)

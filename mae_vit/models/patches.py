@@ -28,6 +28,11 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
     return grid.permute(0, 2, 4, 3, 5, 1).reshape(batch, (height // p) * (width // p), p * p * channels)
 
 
+def patchify_bands(images: Tensor, patch_size: int) -> Tensor:
+    """Cuts images into patches, as `patchify`, with an axis of bands: (B, C, H, W) -> (B, N, P*P, C)."""
+    return patchify(images, patch_size).unflatten(-1, (-1, images.shape[1]))
+
+
 def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
     """Cuts the patches `ids` out of images, in the order of a convolution's weights: channel, row, column.
 
@@ -55,11 +60,8 @@ def mean_color_bins(images: Tensor, patch_size: int) -> Tensor:
     uint8 (B, C, H, W), raw 0..255 -> int64 (B, N, C) in [0, 8): min(7, floor(mean / 32)). Computed in integers, so it
     is exact on any device.
     """
-    pixels = patch_size * patch_size
-    batch, channels = images.shape[:2]
-    patches = patchify(images, patch_size).reshape(batch, -1, pixels, channels)  # (B, N, P*P, C)
-    sums = patches.sum(dim=2, dtype=torch.int64)  # (B, N, C)
-    return (sums // (pixels * 32)).clamp_(max=2**COLOR_BITS - 1)
+    sums = patchify_bands(images, patch_size).sum(dim=2, dtype=torch.int64)  # (B, N, C)
+    return (sums // (patch_size**2 * 32)).clamp_(max=2**COLOR_BITS - 1)
 
 
 def mean_band_bins(
@@ -71,14 +73,9 @@ def mean_band_bins(
     (B, C, H, W), is true where a value is present; None if none is missing. Returns int64 (B, N, C) in [0, 8); and bool
     (B, N, C), false if a patch has no valid value of a band, or None without `valid`.
     """
-    channels = images.shape[1]
-
-    def by_channel(values: Tensor) -> Tensor:
-        return patchify(values, patch_size).unflatten(-1, (-1, channels))  # (B, N, P*P, C)
-
     # In float64 all devices put a mean on the same side of a bin's edge, apart from ties.
-    sums = by_channel(images).sum(dim=2, dtype=torch.float64)  # (B, N, C)
-    count = None if valid is None else by_channel(valid).sum(dim=2)  # (B, N, C)
+    sums = patchify_bands(images, patch_size).sum(dim=2, dtype=torch.float64)  # (B, N, C)
+    count = None if valid is None else patchify_bands(valid, patch_size).sum(dim=2)  # (B, N, C)
     means = sums / (patch_size * patch_size if count is None else count.clamp(min=1))
     bins = (means * 2**COLOR_BITS).floor().clamp(0, 2**COLOR_BITS - 1).long()
     return bins, None if count is None else count > 0

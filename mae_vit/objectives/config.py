@@ -5,7 +5,7 @@ Config, command line and contract tests iterate over the dictionary. An objectiv
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
@@ -80,9 +80,8 @@ class ObjectiveSection(Section):
 
     def build(self, encoder: Encoder, *, num_classes: int = 0, **pixels: Unpack[Pixels]) -> Objective:
         """Builds the objective around an encoder, which it trains with its own modules."""
-        module, _, name = self.built_by.partition(":")
         classes = {"num_classes": num_classes} if self.uses_labels else {}
-        objective: Objective = getattr(import_module(module), name)(encoder, self, **pixels, **classes)
+        objective: Objective = resolve_name(self.built_by)(encoder, self, **pixels, **classes)
         return objective
 
 
@@ -252,10 +251,10 @@ class JointConfig(ObjectiveSection):
     @classmethod
     def _name_parts(cls, raw: Any) -> Any:
         """Fills in each part's `name` from its key."""
-        if not isinstance(raw, dict):
-            return raw
-        parts = {key: raw[key] for key in ("mae", "masked_patch") if isinstance(raw.get(key), dict)}
-        return {**raw, **{key: {"name": key, **part} for key, part in parts.items()}}
+        for key in ("mae", "masked_patch"):
+            if isinstance(raw, dict) and isinstance(raw.get(key), dict):
+                raw = {**raw, key: {"name": key, **raw[key]}}
+        return raw
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""

@@ -22,7 +22,6 @@ class Contrast(nn.Sequential):
     """A projection head, and the contrast of what it gives within groups of images."""
 
     def __init__(self, width: int, config: ContrastSection) -> None:
-        """Builds the head for features of `width`."""
         super().__init__(
             nn.Linear(width, 4 * width),
             nn.LayerNorm(4 * width),

@@ -23,7 +23,6 @@ class Contrastive(Objective):
     """Distinguishes images by the mean of the encoder's image tokens."""
 
     def __init__(self, encoder: Encoder, config: ContrastiveConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds the projection head to `encoder`."""
         super().__init__(encoder, **pixels)
         self.projection = Contrast(encoder.embed_dim, config)
 

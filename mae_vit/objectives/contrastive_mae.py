@@ -27,7 +27,6 @@ class ContrastiveMAE(MAE):
     """
 
     def __init__(self, encoder: Encoder, config: ContrastiveMAEConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds MAE's decoder and the projection head to `encoder`."""
         super().__init__(encoder, config, **pixels)
         self.contrast_weight = config.contrast_weight
         self.projection = Contrast(encoder.embed_dim, config)

@@ -20,7 +20,6 @@ class Joint(Objective):
     """
 
     def __init__(self, encoder: Encoder, config: JointConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds MAE's decoder and masked patch prediction's head to `encoder`."""
         super().__init__(encoder, **pixels)
         self.mae = config.mae.build(encoder, **pixels)
         self.masked_patch = config.masked_patch.build(encoder, **pixels)

@@ -141,11 +141,7 @@ class LabelLoss(nn.Module):
 
 
 class LabelTask(Task):
-    """A task that is trained by the cross-entropy of its logits.
-
-    Attributes:
-        labels: the training loss.
-    """
+    """A task that is trained by the cross-entropy of its logits."""
 
     labels: LabelLoss
 

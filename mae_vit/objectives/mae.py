@@ -39,7 +39,6 @@ class MAE(Objective):
     """The asymmetric autoencoder of MAE Sec. 3, with the official code's parameter names."""
 
     def __init__(self, encoder: Encoder, config: MAEConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds the decoder to `encoder`."""
         super().__init__(encoder, **pixels)
         width = config.decoder_embed_dim
         self.mask_ratio, self.mask_unit = config.mask_ratio, config.mask_unit

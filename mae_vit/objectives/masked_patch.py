@@ -40,7 +40,6 @@ class MaskedPatch(Objective):
     """
 
     def __init__(self, encoder: Encoder, config: MaskedPatchConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds the [mask] embedding and the prediction head to `encoder`."""
         super().__init__(encoder, **pixels)
         self.mask_ratio = config.corrupt_ratio
         channels = encoder.in_chans

@@ -137,7 +137,6 @@ class Objective(Task):
     mask_ratio: float = 0.0
 
     def __init__(self, encoder: Encoder, **pixels: Unpack[Pixels]) -> None:
-        """Takes the encoder and the normalization."""
         super().__init__(**pixels)
         self.encoder = encoder
 

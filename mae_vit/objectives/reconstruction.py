@@ -15,7 +15,7 @@ from torch import Tensor
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.masking import squared_distances
-from mae_vit.models.patches import patchify, unpatchify
+from mae_vit.models.patches import patchify, patchify_bands, unpatchify
 from mae_vit.objectives.objective import Objective
 
 # Added to each patch's variance under norm_pix_loss, as in the official code.
@@ -62,8 +62,7 @@ def local_average(images: Tensor, mask: Tensor, encoder: Encoder, valid: Tensor 
 
     A patch without any valid value in a channel does not count in that channel. Each image needs a visible patch.
     """
-    channels = encoder.in_chans
-    values = patchify(images, encoder.patch_size).unflatten(-1, (-1, channels))  # (B, N, P*P, C)
+    values = patchify_bands(images, encoder.patch_size)  # (B, N, P*P, C)
     distances = squared_distances(encoder.grid_size, images.device)  # (N, N)
     # A softmax stays finite even if all visible patches are far and every weight rounds to 0.
     weights = (-distances / 2).masked_fill(mask[:, None, :].bool(), -torch.inf).softmax(dim=-1)
@@ -71,7 +70,7 @@ def local_average(images: Tensor, mask: Tensor, encoder: Encoder, valid: Tensor 
         if valid is None:
             colors = weights @ values.mean(dim=-2)  # (B, N, N) @ (B, N, C)
         else:
-            count = valid.unflatten(-1, (-1, channels)).sum(dim=-2)  # (B, N, C)
+            count = valid.unflatten(-1, (-1, encoder.in_chans)).sum(dim=-2)  # (B, N, C)
             known = count > 0
             # If all patches have a color, the sums are 1 apart from rounding.
             sums = (weights @ known.float()).masked_fill(known.all(dim=1, keepdim=True), 1.0)

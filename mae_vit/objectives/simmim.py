@@ -14,9 +14,8 @@ from typing_extensions import Unpack
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder, init_transformer
-from mae_vit.models.masking import patch_noise, random_masking, spread_over_units
+from mae_vit.models.masking import unit_masking
 from mae_vit.models.patches import patchify, unpatchify
-from mae_vit.models.sizes import count_units
 from mae_vit.objectives.config import SimMIMConfig
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 from mae_vit.objectives.reconstruction import (
@@ -32,7 +31,6 @@ class SimMIM(Objective):
     """Mask tokens replace masked patches; a linear head predicts pixels with an L1 loss (SimMIM Sec. 3)."""
 
     def __init__(self, encoder: Encoder, config: SimMIMConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds the mask token and the linear head to `encoder`."""
         super().__init__(encoder, **pixels)
         self.mask_ratio, self.mask_unit = config.mask_ratio, config.mask_unit
         self._replaces = type(encoder).embed_patches is not Encoder.embed_patches
@@ -47,9 +45,7 @@ class SimMIM(Objective):
 
     def draw_mask(self, batch: Batch) -> Tensor:
         """Draws masks (B, N) by the batch's keys, 1 = masked; whole units, the same number in each image."""
-        grid, unit = self.encoder.grid_size, self.mask_unit
-        units = random_masking(patch_noise(batch.keys, count_units(grid, unit)), self.mask_ratio)
-        return spread_over_units(units.mask, grid, unit)
+        return unit_masking(batch.keys, self.encoder.grid_size, self.mask_ratio, self.mask_unit).mask
 
     def reconstruct(self, images: Tensor, mask: Tensor) -> Tensor:
         """Predicts all patches, float32: (B, C, H, W) normalized, (B, N) -> (B, N, P*P*C)."""

@@ -23,7 +23,6 @@ class Supervised(LabelTask, Objective):
     def __init__(
         self, encoder: Encoder, config: SupervisedConfig, *, num_classes: int, **pixels: Unpack[Pixels]
     ) -> None:
-        """Adds the head to `encoder`."""
         super().__init__(encoder, **pixels)
         self.pool = config.pool
         self.labels = LabelLoss(

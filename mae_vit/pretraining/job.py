@@ -67,8 +67,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
             from mae_vit.weights.encoder import cost_of  # slow import that few runs need
 
             begins_from, before = weights.source, asdict(cost_of(weights))
-        labels = seen_labels(config, setup.data, weights.labels if weights else None)
-        seen = labels.model_dump() if labels else None
+        seen = seen_labels(config, setup.data, weights.labels if weights else None)
     else:
         before = checkpoint.identity.get(COST_BEFORE) or before
         seen = checkpoint.identity.get(LABELS_SEEN, setup.info.labels)

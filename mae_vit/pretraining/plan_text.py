@@ -13,7 +13,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.plan_text import describe_augment, describe_time, describe_training, times
+from mae_vit.training.plan_text import describe_augment, describe_time, describe_training, plan_lines, times
 from mae_vit.training.startup import describe_start
 
 
@@ -44,7 +44,6 @@ def describe_plan(
         if data.held_out_index
         else f"none: {data.why_none}"
     )
-
     time = ""
     if timed:
         done = checkpoint.step if checkpoint else 0
@@ -63,22 +62,19 @@ def describe_plan(
         "probe": describe_probe(data, plan),
         **describe_training(setup, costs, folder.path, precision, time),
     }
-    lines = [f"{name:<12}{text}" for name, text in facts.items()]
-    lines += [f"note: {text}" for text in plan.notes]
-    info = data.index.split_info
+    notes, info = list(plan.notes), data.index.split_info
     if info.height[1] < height and info.width[1] < width:
-        lines.append(
-            f"note: the images are enlarged to {height} x {width} px: "
+        notes.append(
+            f"the images are enlarged to {height} x {width} px: "
             f"the largest has {info.height[1]} x {info.width[1]}"
         )
     if plan.total_steps < FEW_STEPS:
-        lines.append(
-            f"note: {count_of(plan.total_steps, 'step')} may be too few; give more train.steps or train.epochs. On "
+        notes.append(
+            f"{count_of(plan.total_steps, 'step')} may be too few; give more train.steps or train.epochs. On "
             "handwritten digits MAE gained nothing in 200 steps and most in 600, on photographs of 64 px more in "
             "6,000 than in 2,000"
         )
-    lines += [f"warning: {text}" for text in (*data.core_warnings(), *order_warnings(data))]
-    return "\n".join(lines)
+    return plan_lines(facts, notes, [*data.core_warnings(), *order_warnings(data)])
 
 
 def describe_probe(data: Data, plan: Plan) -> str:

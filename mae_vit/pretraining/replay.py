@@ -40,7 +40,6 @@ class Replay:
     Attributes:
         batch: images as the objective received them.
         samples: descriptions of the samples, in the same order.
-        epoch: epoch of the data order.
         data_step: step of the data order; differs from the run's step after skipped steps.
         pictures: rows that the objective draws, with the step's masks.
         weights_step: step of the weights that predict; None without any.

@@ -38,12 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup(startup.TrainingSetup):
-    """A config, resolved for these ranks: the pretraining part of a run.
-
-    Attributes:
-        info: description of the encoder.
-        costs: FLOPs and memory of a step.
-    """
+    """A config, resolved for these ranks: the pretraining part of a run."""
 
     config: PretrainConfig
     data: Data
@@ -154,31 +149,31 @@ def least_kept(setup: Setup) -> int:
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
     """Describes the untrained encoder."""
-    labels = seen_labels(config, data, None)
     pool: Pool = getattr(config.objective, "pool", "mean")
     return EncoderInfo(
         config.model.geometry(),
         data.mean,
         data.std,
         config.objective.name,
-        labels=labels.model_dump() if labels else None,
+        labels=seen_labels(config, data, None),
         bands=data.bands,
         preprocessing=data.preprocessing,
         pool=pool,
     )
 
 
-def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -> SeenLabels | None:
+def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -> dict[str, Any] | None:
     """Returns the labels that the run's weights will have seen; `before`: those seen by its initial weights."""
-    if not config.objective.uses_labels:
-        return before
-    trained_on = SeenLabels(
-        fingerprint=data.index.fingerprint,
-        left_out=config.data.leave_out_per_class or 0,
-        draw=config.data.label_draw,
-        draws=config.data.leave_out_draws,
-    )
-    return trained_on.joined(before)
+    seen = before
+    if config.objective.uses_labels:
+        trained_on = SeenLabels(
+            fingerprint=data.index.fingerprint,
+            left_out=config.data.leave_out_per_class or 0,
+            draw=config.data.label_draw,
+            draws=config.data.leave_out_draws,
+        )
+        seen = trained_on.joined(before)
+    return seen.model_dump() if seen else None
 
 
 def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: int) -> Objective:

@@ -62,7 +62,6 @@ class Record:
     """What a finished run computed.
 
     Attributes:
-        folder: its folder.
         kills: how often it was killed.
         weights: SHA-256 of `encoder.safetensors`.
         losses: the loss of each step, counted from 1.

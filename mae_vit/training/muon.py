@@ -48,7 +48,6 @@ class Muon(torch.optim.AdamW):
         momentum: float,
         dtype: torch.dtype,
     ) -> None:
-        """Takes groups of parameters; `dtype` is that of the products."""
         super().__init__(groups, lr=0.0, betas=betas, fused=True)
         self._momentum, self._dtype = momentum, dtype
 

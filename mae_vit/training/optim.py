@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from timm.optim.lars import Lars
@@ -47,24 +47,22 @@ def decay_groups(
     group; frozen ones (fixed positions) are in none. [CLS], mask token and learnable positions decay unless
     exempt, as in the official MAE pretraining code.
     """
-    members: dict[tuple[float, bool, bool], list[tuple[str, nn.Parameter]]] = {}
+    members: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             kept = parameter.ndim <= 1 or name.endswith(".bias") or name.split(".")[-1] in exempt
             scale = lr_scales[name] if lr_scales is not None else 1.0
             matrix = matrices_apart and parameter.ndim == 2 and _OF_BLOCK.search(name) is not None
-            members.setdefault((scale, kept, matrix), []).append((name, parameter))
-    groups = []
-    for (scale, kept, matrices), named in sorted(members.items(), key=lambda item: item[0]):
-        names, parameters = zip(*named, strict=True)
-        group = {
-            "params": list(parameters),
-            "names": list(names),
+            members.setdefault((scale, kept, matrix), []).append(parameter)
+    return [
+        {
+            "params": members[scale, kept, matrices],
             "weight_decay": 0.0 if kept else weight_decay,
             **({"matrices": matrices} if matrices_apart else {}),
+            **({} if lr_scales is None else {"lr_scale": scale}),
         }
-        groups.append(group if lr_scales is None else {**group, "lr_scale": scale})
-    return groups
+        for scale, kept, matrices in sorted(members)
+    ]
 
 
 def layer_scales(model: Task, layer_decay: float) -> dict[str, float]:
@@ -78,8 +76,7 @@ def layer_scales(model: Task, layer_decay: float) -> dict[str, float]:
     return {name: 1.0 if layer is None else layer_decay ** (top - layer) for name, layer in layers.items()}
 
 
-@dataclass(frozen=True)
-class LayerRate:
+class LayerRate(NamedTuple):
     """One row of the table of learning rates."""
 
     layer: str
@@ -153,8 +150,6 @@ def make_optimizer(
     groups = decay_groups(
         model, options.weight_decay, exempt=options.exempt, lr_scales=scales, matrices_apart=muon
     )
-    for group in groups:
-        del group["names"]
     if muon:
         if not any(group["matrices"] for group in groups):
             raise InputError("optim.name=muon has no effect without transformer blocks; use optim.name=adamw")

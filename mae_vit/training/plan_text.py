@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mae_vit.config.plan import Plan
@@ -34,6 +34,13 @@ def describe_augment(config: Config, place: Place) -> str:
         parts.append(f"a box of {augment.erasing:.0%} of them erased")
     where = f"; on the {'device' if place.on_device else 'host'} ({place.why})" if place.why else ""
     return ", ".join(parts) + where
+
+
+def plan_lines(facts: Mapping[str, str], notes: Iterable[str], warnings: Iterable[str]) -> str:
+    """Returns the lines of a plan."""
+    lines = [f"{name:<12}{text}" for name, text in facts.items()]
+    lines += [f"note: {text}" for text in notes]
+    return "\n".join([*lines, *(f"warning: {text}" for text in warnings)])
 
 
 def print_notes(notes: Iterable[str]) -> None:

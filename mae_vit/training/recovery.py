@@ -9,7 +9,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,8 @@ class Guard:
         return middle + self._options.spike_sigmas * _SIGMA_PER_MAD * mad
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line of `quarantine.jsonl`: a damaged sample, and the step that first needed it, counted from 1."""
-
-    step: int
-    damage: Damage
+# A line of `quarantine.jsonl`: the step that first needed a damaged sample, counted from 1, and the damage.
+Entry = tuple[int, Damage]
 
 
 class Quarantine:
@@ -120,9 +116,9 @@ class Quarantine:
         for line in run_on_rank_zero(lambda: read_json_lines(path) if path.exists() else [], ranks):
             # A line that a power cut tore, or that others wrote.
             with suppress(ValueError, TypeError, AttributeError, KeyError):
-                entry = Entry(int(line.pop("step")), Damage(**line))
-                if entry.step <= start_step:
-                    self._shared[entry.damage.sample] = entry
+                step, damage = int(line.pop("step")), Damage(**line)
+                if step <= start_step:
+                    self._shared[damage.sample] = step, damage
         self._waiting: dict[int, Entry] = {}
         if ranks.rank == 0 and path.exists():
             if self._shared:
@@ -150,7 +146,7 @@ class Quarantine:
     def note(self, step: int, damages: Iterable[Damage]) -> int:
         """Records this rank's damaged samples of a step; returns how many are new to this rank."""
         known = self._waiting.keys() | self._shared.keys()
-        new = {damage.sample: Entry(step, damage) for damage in damages if damage.sample not in known}
+        new = {damage.sample: (step, damage) for damage in damages if damage.sample not in known}
         self._waiting |= new
         return len(new)
 
@@ -160,11 +156,11 @@ class Quarantine:
         Returns those that are new to the run, in an order (step, number) that does not depend on ranks.
         """
         gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
-        self._waiting, new = {}, []
-        for entry in sorted(gathered, key=lambda entry: (entry.step, entry.damage.sample)):
-            if entry.damage.sample not in self._shared:
-                self._shared[entry.damage.sample] = entry
-                new.append(entry)
+        self._waiting, new = {}, list[Entry]()
+        for step, damage in sorted(gathered, key=lambda entry: (entry[0], entry[1].sample)):
+            if damage.sample not in self._shared:
+                self._shared[damage.sample] = step, damage
+                new.append((step, damage))
         if new and self._ranks.rank == 0:
             first = not self.path.exists()
             with self.path.open("ab") as file:
@@ -173,11 +169,11 @@ class Quarantine:
                 os.fsync(file.fileno())
             if first:
                 fsync_path(self.path.parent)
-        return [entry.damage for entry in new]
+        return [damage for _, damage in new]
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:
-    lines = (to_json({"step": entry.step, **asdict(entry.damage)}) for entry in entries)
+    lines = (to_json({"step": step, **asdict(damage)}) for step, damage in entries)
     return "".join(f"{line}\n" for line in lines).encode()
 
 

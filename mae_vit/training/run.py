@@ -96,7 +96,14 @@ def build_trainer(
         selects=setup.selects,
         best=best,
     )
-    facts, damaged = setup.summary_facts(), quarantine.samples
+    # A comparison reads these.
+    facts = {
+        "parameters": setup.costs.parameters,
+        "epochs": plan.total_steps / plan.steps_per_epoch,
+        "flops_per_step": setup.costs.flops_per_image * plan.effective_batch_size,
+        **({"notes": list(plan.notes)} if plan.notes else {}),
+    }
+    damaged = quarantine.samples
     outputs = RunOutputs(config, plan, folder, ranks, start_step=start_step, facts=facts, damaged=damaged)
     saver = Saver(
         engine,

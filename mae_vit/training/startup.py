@@ -109,14 +109,7 @@ _LARGE = SIZES["Ti"]
 
 @dataclass(frozen=True)
 class Setup:
-    """A config, resolved for these ranks. Pretraining and fine-tuning add their parts.
-
-    Attributes:
-        config: resolved config of the run.
-        ranks: this process's rank and the world size.
-        device: device of this rank.
-        data: images of the run.
-    """
+    """A config, resolved for these ranks. Pretraining and fine-tuning add their parts."""
 
     config: Config
     ranks: Ranks
@@ -136,11 +129,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class TrainingSetup(Setup):
-    """The setup of a run that the trainer trains.
-
-    Attributes:
-        plan: numbers of its steps.
-    """
+    """The setup of a run that the trainer trains."""
 
     plan: Plan
 

@@ -52,14 +52,18 @@ class StepValues:
 
 
 class StepReport:
-    """Collects a step's report on the device, over micro-batches and then over ranks."""
+    """Collects a step's report on the device, over micro-batches and then over ranks.
+
+    On a GPU it is copied to pinned memory without blocking. One step later the copy is complete, so reading does not
+    wait for the device.
+    """
 
     def __init__(self, engine: Engine, *, stop: bool, save_due: bool) -> None:
         self._engine, self._stop, self._save_due = engine, stop, save_due
         self.damaged = 0
         self._loss = torch.zeros((), device=engine.device)
         self._values: dict[str, Tensor] = {}  # (sum, count)
-        self._packed: Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
 
     def add(self, output: ObjectiveOutput, *, micro_batches: int) -> None:
         """Adds one micro-batch of the step."""
@@ -68,75 +72,34 @@ class StepReport:
             self._values[name] = self._values.get(name, 0.0) + torch.stack([part.float() for part in value])
 
     def reduce(self, result: StepResult) -> StepReport:
-        """Sums over ranks in one collective, and adds the result of the step."""
-        flags = (
-            _on_device(float(flag), self._engine.device)
-            for flag in (self._stop, self.damaged, self._save_due)
-        )
-        parts = (part for name in self.names for part in self._values[name])
+        """Sums over ranks in one collective, adds the result of the step, and starts the copy to the host."""
+        flags = (self._on_device(flag) for flag in (self._stop, self.damaged, self._save_due))
+        parts = (part for name in sorted(self._values) for part in self._values[name])
         sums = self._engine.all_reduce_sum(torch.stack([self._loss, *flags, *parts]))
         # The gradient norm is already global, and all ranks skip the same fp16 steps.
-        skipped = _on_device(float(result.skipped), self._engine.device)
+        skipped = self._on_device(result.skipped)
         head = (sums[0], result.grad_norm.float(), sums[1], skipped, sums[2], sums[3])
-        self._packed = torch.stack([*head, *sums[4:]])
+        self._packed = torch.stack([*head, *sums[4:]])  # float32 (6 + 2 * values,)
+        if self._packed.is_cuda:
+            host = torch.empty(self._packed.shape, dtype=self._packed.dtype, pin_memory=True)
+            self._packed = host.copy_(self._packed, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
         return self
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the objective's other values, in their order in `packed`."""
-        return sorted(self._values)
+    def _on_device(self, value: int) -> Tensor:
+        """Makes a scalar on the device; `torch.tensor` would copy it from the host and wait for all earlier work."""
+        return torch.full((), float(value), device=self._engine.device)
 
-    @property
-    def packed(self) -> Tensor:
-        """float32 (6 + 2 * names,), on the device."""
-        assert self._packed is not None
-        return self._packed
-
-    def read(self, packed: list[float]) -> StepValues:
-        """Unpacks the numbers of `packed` on the host."""
-        loss, grad_norm, stop, skipped, damaged, save_due, *values = packed
-        pairs = zip(self.names, values[::2], values[1::2], strict=True)
+    def read(self) -> StepValues:
+        """Waits for the copy and unpacks its numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        loss, grad_norm, stop, skipped, damaged, save_due, *values = self._packed.tolist()
+        pairs = zip(sorted(self._values), values[::2], values[1::2], strict=True)
         means = {name: finite_or_none(total / max(count, 1.0)) for name, total, count in pairs}
         loss /= self._engine.ranks.world_size
         return StepValues(loss, grad_norm, stop > 0, skipped > 0, int(damaged), save_due > 0, means)
-
-
-class ReportReader:
-    """Copies each step's report to the host without blocking; reads it when the next is pushed, or on request.
-
-    On a GPU the copy goes to pinned memory and records an event. One step later it is complete, so reading does not
-    wait for the device.
-    """
-
-    def __init__(self) -> None:
-        self._pending: tuple[StepReport, Tensor, torch.cuda.Event | None] | None = None
-
-    def push(self, report: StepReport) -> StepValues | None:
-        """Queues a step's report; returns the previous step's, or None at first."""
-        previous, values = self.flush(), report.packed
-        if values.is_cuda:
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self._pending = (report, host, event)
-        else:
-            self._pending = (report, values.detach().clone(), None)
-        return previous
-
-    def flush(self) -> StepValues | None:
-        """Waits for the last report and returns it; None if there is none."""
-        if self._pending is None:
-            return None
-        (report, host, event), self._pending = self._pending, None
-        if event is not None:
-            event.synchronize()
-        return report.read(host.tolist())
-
-
-def _on_device(value: float, device: torch.device) -> Tensor:
-    """Makes a scalar on the device; `torch.tensor` would copy it from the host and wait for all earlier work."""
-    return torch.full((), value, device=device)
 
 
 def finite_or_none(value: float) -> float | None:

@@ -30,7 +30,7 @@ from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery import Recovery
-from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
+from mae_vit.training.step_report import StepReport, StepTimer, StepValues, finite_or_none
 
 
 class Copier:
@@ -88,15 +88,6 @@ class RunSetup:
     begins_from: str = "scratch"
     advice: str = ""
     plan_text: str = ""
-
-    def summary_facts(self) -> dict[str, Any]:
-        """Returns the summary entries that a comparison reads, and notes on departures from the config."""
-        return {
-            "parameters": self.costs.parameters,
-            "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
-            "flops_per_step": self.costs.flops_per_image * self.plan.effective_batch_size,
-            **({"notes": list(self.plan.notes)} if self.plan.notes else {}),
-        }
 
 
 class Job(Protocol):
@@ -183,11 +174,15 @@ class Trainer:
                 batches.close()
 
     def _train_on(self, batches: Iterator[Batch], start_step: int) -> Outcome:
-        reports, timer, begun = ReportReader(), StepTimer(), time.monotonic()
+        last: StepReport | None = None
+        timer, begun = StepTimer(), time.monotonic()
         for step in range(start_step, self.plan.total_steps):
             step_begun, done = time.monotonic(), step + 1
             report = self.train_step(batches, step, timer)
-            before = self.check(reports.push(report), step)  # the step before this one
+            before = last.read() if last else None
+            if before is not None:
+                self.recovery.check(step, before)
+            last = report
             timer.count(self.plan.effective_batch_size, since=step_begun)
 
             due = self.plan.due(done, log_every_steps=self.setup.config.monitor.log_every_steps)
@@ -197,10 +192,10 @@ class Trainer:
                 self.outputs.show_step(done, time.monotonic() - step_begun)
                 continue
             flush_begun = time.monotonic()
-            values = self.check(reports.flush(), done)  # waits for the step just taken
+            values, last = report.read(), None  # waits for the step just taken
+            self.recovery.check(done, values)
             timer.count(0, since=flush_begun)
             self.outputs.show_step(done, time.monotonic() - step_begun)
-            assert values is not None
             # All ranks see a stop or a save that was requested in this step.
             stopping, saving = stopping or values.stop, saving or values.save_due
             if due.log:
@@ -243,12 +238,6 @@ class Trainer:
             total_steps=self.plan.total_steps,
             min_lr=self.setup.config.optim.min_lr,
         )
-
-    def check(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`."""
-        if values is not None:
-            self.recovery.check(step, values)
-        return values
 
     def line(self, done: int, values: StepValues, timer: StepTimer) -> dict[str, Any]:
         """Returns a line of `metrics.jsonl`."""

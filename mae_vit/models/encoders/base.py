@@ -193,8 +193,11 @@ class Transformer(Encoder):
     has_final_norm = True
     first_layer: tuple[str, ...]
 
-    def _init_all(self) -> None:
-        """Initializes all parameters except positions as the official MAE code does."""
+    def _finish(self, img_size: tuple[int, int], patch_size: int, num_heads: int, class_tokens: int) -> None:
+        """Sets the attributes, and initializes all parameters except positions as the official MAE code does."""
+        self.img_size, self.patch_size = img_size, patch_size
+        self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
+        self.num_heads, self.num_class_tokens = num_heads, class_tokens
         self.apply(init_transformer)
         projection = self.patch_embed.proj
         nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))  # a linear layer
@@ -245,13 +248,10 @@ class Transformer(Encoder):
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels."""
         theirs, ours = loaded.shape, self.state_dict()[name].shape
-        if name != "patch_embed.proj.weight":
-            if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
-                raise DoesNotFit(f"embed_dim is {theirs[-1]} there, model.embed_dim={ours[-1]} here")
+        if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
+            raise DoesNotFit(f"embed_dim is {theirs[-1]} there, model.embed_dim={ours[-1]} here")
+        if theirs == ours or name != "patch_embed.proj.weight":
             return super().adapt(name, loaded, report, geometry=geometry)
-        if theirs == ours:
-            report.loaded.append(name)
-            return loaded
         for axis, what in ((2, "patch_size"), (0, "embed_dim")):
             if loaded.ndim == 4 and theirs[axis] != ours[axis]:
                 raise DoesNotFit(f"{what} is {theirs[axis]} there, model.{what}={ours[axis]} here")

@@ -65,7 +65,6 @@ class NetworkEncoder(Encoder):
 
     @torch.no_grad()
     def _map_shape(self, name: str) -> tuple[int, ...]:
-        training = self.training
         self.eval()
         device = next(self.parameters()).device
         try:
@@ -73,7 +72,7 @@ class NetworkEncoder(Encoder):
         except (RuntimeError, AssertionError, ValueError) as error:
             size = f"{self.in_chans} x {self.img_size[0]} x {self.img_size[1]}"
             raise ValueError(f"{name} does not accept images of {size} ({error_reason(error)})") from None
-        self.train(training)
+        self.train()
         return tuple(shape)
 
     def feature_map(self, images: Tensor) -> Tensor:

@@ -100,12 +100,7 @@ class ViTEncoder(VisionTransformer, Transformer):
             attn_layer=PlainOrFusedAttention,
             weight_init="skip",
         )
-        self.img_size = img_size
-        self.patch_size = patch_size
-        self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
-        self.num_heads = num_heads
-        self.num_class_tokens = class_tokens
-        self._init_all()
+        self._finish(img_size, patch_size, num_heads, class_tokens)
         if pos_embed == "sincos":
             self.pos_embed.data.copy_(
                 sincos_position_table(self.grid_size, self.embed_dim, self.num_prefix_tokens)

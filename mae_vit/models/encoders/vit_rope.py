@@ -66,11 +66,7 @@ class ViTRopeEncoder(Eva, Transformer):
             rope_temperature=100.0,
             rope_rotate_half=True,
         )
-        self.img_size, self.patch_size = img_size, patch_size
-        self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
-        self.num_heads = num_heads
-        self.num_class_tokens = 1
-        self._init_all()
+        self._finish(img_size, patch_size, num_heads, class_tokens=1)
 
     def encode(self, patch_tokens: Tensor, rope: Tensor) -> Tensor:
         """Runs prefix tokens and patch tokens through all blocks and the final norm: (B, n, D) -> (B, k + n, D).

@@ -21,16 +21,13 @@ from mae_vit.training.outputs.run_folder import RunFolder
 class RunRecord:
     """A run as its files describe it. Values of unreadable files are empty.
 
+    Config and environment have URLs without credentials.
+
     Attributes:
-        path: the run folder.
-        config: the resolved config, URLs without credentials.
-        environment: versions, hardware and command, URLs without credentials.
-        summary: `summary.json`.
         lines: lines of `metrics.jsonl`, by step.
         damaged: lines of `quarantine.jsonl`.
         incidents: the rollback reports, by step.
         pictures: paths of PNG files, by step.
-        plan: text of `plan.txt`.
         problems: a line for each unreadable file.
     """
 

@@ -39,7 +39,7 @@ from mae_vit.data.shards.dataset_json import file_digest
 from mae_vit.runtime.ranks import Ranks, gather_objects
 from mae_vit.training.engines.state import BestWeights, LossHistory, LossScale, TrainState
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-\d{8,}")
 FORMAT = 1
 # Every checkpoint folder has this file.
 STATE = "state.json"
@@ -48,6 +48,8 @@ LABELS_SEEN = "labels_seen"
 # Identity key: the training cost of the pretrained weights.
 COST_BEFORE = "cost_before"
 HISTORY = (LABELS_SEEN, COST_BEFORE)
+# Seconds within which a node must see another node's files.
+LATE_S = 60
 Found = TypeVar("Found")
 
 
@@ -70,9 +72,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 def step_of(path: Path) -> int:
     """Returns the step in a checkpoint's name."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match.group(1))
+    return int(path.name.removeprefix("step-"))
 
 
 def read_newest(
@@ -150,11 +150,6 @@ def as_broken(path: Path) -> Iterator[None]:
         raise BrokenCheckpoint(f"{path}: not a checkpoint: {type(error).__name__}: {error}") from None
 
 
-# Seconds within which a node must see another node's files.
-LATE_S = 60
-_SLOT = re.compile(r"[a-z_]+")
-
-
 @dataclass(frozen=True)
 class CheckpointInfo:
     """A verified checkpoint without its tensors; a run keeps it in memory to its end.
@@ -219,8 +214,7 @@ def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[s
 
 def verify_checkpoint(path: Path) -> CheckpointInfo:
     """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory."""
-    checkpoint = load_checkpoint(path, load=False)
-    return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
+    return load_checkpoint(path, load=False)
 
 
 def described_checkpoint(path: Path, described: dict[str, Any]) -> CheckpointInfo:
@@ -239,7 +233,7 @@ def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
     with as_broken(path):
         described = read_description(path)
         optimizer_states = described["slots"]
-        if not all(_SLOT.fullmatch(slot) for slot in optimizer_states):
+        if not all(re.fullmatch(r"[a-z_]+", slot) for slot in optimizer_states):
             raise BrokenCheckpoint(f"{path}: state.json names odd slots {optimizer_states}")
         best, scale = described.get("best"), described.get("loss_scale")
         more = [part for part in ("buffers", "average", "best") if part in described["sha256"]]

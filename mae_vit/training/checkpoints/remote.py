@@ -198,8 +198,7 @@ class RemoteRun:
         return fsspec.core.url_to_fs(self._url)[0]
 
     def _path(self, name: str) -> str:
-        root: str = fsspec.core.url_to_fs(self._url)[1]
-        return f"{root.rstrip('/')}/{name}"
+        return f"{fsspec.core.url_to_fs(self._url)[1].rstrip('/')}/{name}"
 
     def _names(self) -> list[str]:
         """Returns the names of all files, relative to the run folder; raises RemoteError if it is no run's."""

@@ -114,9 +114,19 @@ class Engine(ABC):
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of one micro-batch, weighted by 1 / accumulation."""
 
-    @abstractmethod
     def step(self, lr: float) -> StepResult:
         """Clips, updates and clears gradients."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.reduce_buffers()
+        result = self._update()
+        if self.average is not None and not result.skipped:
+            self.average.update(self.updates)
+        return result
+
+    @abstractmethod
+    def _update(self) -> StepResult:
+        """Takes a step at the rates of the optimizer's groups."""
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
@@ -171,12 +181,6 @@ class Engine(ABC):
         self.updates += not skipped
         return StepResult(grad_norm, skipped)
 
-    def update_ema(self, result: StepResult) -> StepResult:
-        """Updates the moving average after a step that was not skipped; returns `result`."""
-        if self.average is not None and not result.skipped:
-            self.average.update(self.updates)
-        return result
-
     def gather(self) -> TrainState:
         """Collects the whole state in rank 0's host memory, without tensors on other ranks; collective.
 
@@ -201,8 +205,8 @@ class Engine(ABC):
         staging = self._staging
         staging.begin()
         state = TrainState(
-            staging.collect(parameters, torch.float32),
-            {slot: staging.collect(tensors, torch.float32) for slot, tensors in optimizer_states.items()},
+            staging.collect(parameters),
+            {slot: staging.collect(tensors) for slot, tensors in optimizer_states.items()},
             self.updates,
             None if self.loss_scale is None else replace(self.loss_scale),
             staging.collect(persistent_buffers(self.objective).items()),

@@ -34,13 +34,7 @@ _OLDEST_GPU = (7, 0)
 
 
 class Compiling(NamedTuple):
-    """The decision about `train.compile`.
-
-    Attributes:
-        on: the objective is compiled.
-        why: the reason, for the plan.
-        cuda_graphs: the compiled kernels of a pass are launched together, as a CUDA graph.
-    """
+    """The decision about `train.compile`, and its reason for the plan."""
 
     on: bool
     why: str

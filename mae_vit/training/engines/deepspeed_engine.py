@@ -97,24 +97,21 @@ class DeepSpeedEngine(Engine):
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
-    def step(self, lr: float) -> StepResult:  # noqa: D102
-        for group in self._wrapped.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-        self.reduce_buffers()
+    def _update(self) -> StepResult:
         if self.options.zero_stage:
             self._engine.step()
             # DeepSpeed skips a step whose gradients are not finite, and reports an infinite norm.
             norm = torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
             result = self.update_loss_scale(norm)
             self._hand_over_scale()
-            return self.update_ema(result)
+            return result
         # At ZeRO 0 the backward pass has reduced the gradients, and DeepSpeed computes no norm.
         result = self.unscale_and_clip()
         if result.skipped:
             # An optimizer ignores parameters without gradients, so the step updates nothing.
             self._optimizer.zero_grad(set_to_none=True)
         self._engine.step()
-        return self.update_ema(result)
+        return result
 
     def gather(self) -> TrainState:  # noqa: D102
         # At ZeRO 0 DeepSpeed's safe_get_* returns None, and safe_set_* does nothing.

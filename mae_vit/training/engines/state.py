@@ -67,9 +67,9 @@ _CHUNK = 1 << 27
 _ALIGN = 64
 
 
-def to_host(tensor: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor:
-    """Copies a tensor to the CPU, contiguous, in `dtype`; None keeps its dtype."""
-    return tensor.detach().to("cpu", dtype or tensor.dtype, copy=True).contiguous()
+def to_host(tensor: Tensor) -> Tensor:
+    """Copies a tensor to the CPU, contiguous."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 class Staging:
@@ -94,17 +94,15 @@ class Staging:
         """Frees all earlier copies; nobody may read them any more."""
         self._used = [0] * len(self._chunks)
 
-    def collect(
-        self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
-    ) -> dict[str, Tensor]:
-        """Copies named tensors in `dtype`, or in their own. The copies are valid from `wait` to the next `begin`.
+    def collect(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Copies named tensors. The copies are valid from `wait` to the next `begin`.
 
         Ranks that make no copies iterate too, because producing a tensor may be collective.
         """
         copied = {}
         for name, tensor in tensors:
             if self._copies:
-                copied[name] = self._copy(tensor, dtype)
+                copied[name] = self._copy(tensor.detach())
         return copied
 
     def wait(self) -> None:
@@ -112,13 +110,12 @@ class Staging:
         if self._copies and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
-    def _copy(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    def _copy(self, tensor: Tensor) -> Tensor:
         if self._allocate is None:
-            return to_host(tensor, dtype)
-        source = tensor.detach().to(dtype or tensor.dtype)
-        target = self._room(source.nbytes, self._allocate).view(source.dtype).view(source.shape)
+            return to_host(tensor)
+        target = self._room(tensor.nbytes, self._allocate).view(tensor.dtype).view(tensor.shape)
         # Queued in the compute stream: the copy runs before any later change of the tensor.
-        return target.copy_(source, non_blocking=True)
+        return target.copy_(tensor, non_blocking=True)
 
     def _room(self, size: int, allocate: Callable[[int], Tensor]) -> Tensor:
         """Returns the first free `size` bytes. Saves with the same sequence of sizes get the same bytes."""
@@ -207,10 +204,13 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **persistent_buffers(model)}
+
+
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies a model's parameters and persistent buffers to the CPU. This process must hold them whole."""
-    parameters = {name: to_host(p) for name, p in model.named_parameters()}
-    return parameters | {name: to_host(buffer, None) for name, buffer in persistent_buffers(model).items()}
+    return {name: to_host(tensor) for name, tensor in _tensors_of(model).items()}
 
 
 class EMA:
@@ -219,22 +219,25 @@ class EMA:
     Early updates use a lower decay, (1 + n) / (10 + n) at the n-th update, as in TensorFlow. Otherwise
     the initial weights would still dominate after 1 / (1 - decay) updates. BatchNorm's statistics are
     averaged too; integer buffers are copied.
+
+    Attributes:
+        tensors: the average by parameter name, on the model's device.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Starts at the weights of `model`, which this rank must hold whole; `decay` is the largest, 0 to 1."""
         self._model, self._decay = model, decay
-        self._kept = {name: tensor.detach().clone() for name, tensor in self._now().items()}
+        self.tensors = {name: tensor.detach().clone() for name, tensor in _tensors_of(self._model).items()}
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
         """Updates the average with the model's weights."""
-        now = self._now()
+        now = _tensors_of(self._model)
         lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
         averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]
-        lerp([self._kept[name] for name in averaged], [now[name].detach() for name in averaged], 0)
+        lerp([self.tensors[name] for name in averaged], [now[name].detach() for name in averaged], 0)
         for name in now.keys() - set(averaged):
-            self._kept[name].copy_(now[name])
+            self.tensors[name].copy_(now[name])
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -245,19 +248,11 @@ class EMA:
         finally:
             self._swap()
 
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The average by parameter name, on the model's device; not a copy."""
-        return self._kept
-
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Restores the average from a saved copy."""
-        for name, tensor in self._kept.items():
+        for name, tensor in self.tensors.items():
             tensor.copy_(saved[name])
 
-    def _now(self) -> dict[str, Tensor]:
-        return {**dict(self._model.named_parameters()), **persistent_buffers(self._model)}
-
     def _swap(self) -> None:
-        for name, tensor in self._now().items():
-            tensor.data, self._kept[name] = self._kept[name], tensor.data
+        for name, tensor in _tensors_of(self._model).items():
+            tensor.data, self.tensors[name] = self.tensors[name], tensor.data

@@ -94,13 +94,10 @@ class TorchEngine(Engine):
         (self.scale_loss(loss) / self.options.accumulation).backward()
         self._micro_batches += 1
 
-    def step(self, lr: float) -> StepResult:  # noqa: D102
+    def _update(self) -> StepResult:
         self._micro_batches = 0
-        self.reduce_buffers()
         result = self.unscale_and_clip()
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
         if not result.skipped:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return self.update_ema(result)
+        return result

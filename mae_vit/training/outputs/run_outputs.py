@@ -122,7 +122,7 @@ class RunOutputs:
             return
         with self._tolerant("metrics"):
             self._folder.append_metrics(line)
-        self._trackers.log(line["step"], shown_scalars(line), self._pictures)
+        self._trackers.each(lambda tracker: tracker.log(line["step"], shown_scalars(line), self._pictures))
         self._pictures = {}
         for group, title in (("heldout", self._measured), ("probe", "online probe")):
             if group in line:
@@ -170,7 +170,7 @@ class RunOutputs:
         self._cut_metrics(step)
         self._recent.clear()
         self._pictures = {}
-        self._trackers.go_back(step)
+        self._trackers.each(lambda tracker: tracker.go_back(step))
         if self._bar is not None:
             self._bar.n = step
             self._bar.refresh()
@@ -187,7 +187,7 @@ class RunOutputs:
         self.summarize(status, last, results)
         if self._bar is not None:
             self._bar.close()
-        self._trackers.finish(status, self._summary(last, results))
+        self._trackers.each(lambda tracker: tracker.finish(status, self._summary(last, results)))
 
     def summarize(self, status: Status, step: int, results: dict[str, Any] | None = None) -> None:
         """Writes `summary.json`, on rank 0."""
@@ -217,7 +217,8 @@ class RunOutputs:
         """Returns lines that name the latest picture, the metrics, and where trackers show the run."""
         pictures = sorted(self._folder.pictures.glob("step-*.png"))
         lines = [f"  pictures  {pictures[-1]}"] if pictures else []
-        return [*lines, f"  metrics   {self._folder.metrics}", *self._trackers.look()]
+        watch = [f"  watch     {tracker.where}" for tracker in self._trackers.trackers]
+        return [*lines, f"  metrics   {self._folder.metrics}", *watch]
 
 
 def peak_memory_gib(device: torch.device) -> float:

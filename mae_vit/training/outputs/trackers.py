@@ -23,7 +23,7 @@ from mae_vit.config.schema import TRACKERS, Config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines, write_json
 from mae_vit.core.messages import error_reason
-from mae_vit.core.urls import redact_url
+from mae_vit.core.urls import redacted
 from mae_vit.training.identity import flatten
 from mae_vit.training.outputs.run_folder import RunFolder, Status
 
@@ -116,23 +116,8 @@ class RunTrackers:
     def __init__(self) -> None:
         self.trackers: list[Tracker] = []
 
-    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
-        """Logs the metrics and pictures of a step."""
-        self._each(lambda tracker: tracker.log(step, scalars, pictures))
-
-    def go_back(self, step: int) -> None:
-        """Notes that the run rolled back to the checkpoint of `step`."""
-        self._each(lambda tracker: tracker.go_back(step))
-
-    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Logs the run's summary and closes."""
-        self._each(lambda tracker: tracker.finish(status, summary))
-
-    def look(self) -> list[str]:
-        """Returns the commands and URLs that show the run."""
-        return [f"  watch     {tracker.where}" for tracker in self.trackers]
-
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def each(self, call: Callable[[Tracker], None]) -> None:
+        """Calls a method of all trackers."""
         for tracker in [*self.trackers]:
             with self.guarded(tracker.title):
                 call(tracker)
@@ -165,11 +150,7 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
         return trackers
     ids = json.loads(folder.trackers.read_text()) if folder.trackers.exists() else {}
     lines = read_json_lines(folder.metrics) if folder.metrics.exists() else []
-    # URLs lose their credentials.
-    values = {
-        key: redact_url(value) if isinstance(value, str) else value
-        for key, value in flatten(config.model_dump(mode="json")).items()
-    }
+    values = flatten(redacted(config.model_dump(mode="json")))
     run = TrackedRun(config.run.name, folder.path, values)
     for name in config.monitor.trackers:
         with trackers.guarded(name):

@@ -50,12 +50,13 @@ def test_every_trainable_parameter_is_in_one_group():
     encoder = ViTEncoder(**size, pos_embed="sincos")
     decayed, kept = decay_groups(encoder, 0.05)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.05, 0.0)
-    names = decayed["names"] + kept["names"]
-    assert sorted(names) == sorted(name for name, p in encoder.named_parameters() if p.requires_grad)
-    assert "pos_embed" not in names  # fixed
+    names = {id(p): name for name, p in encoder.named_parameters() if p.requires_grad}
+    assert "pos_embed" not in names.values()  # fixed
+    decayed, kept = ([names.pop(id(p)) for p in group["params"]] for group in (decayed, kept))
+    assert not names
     # As in the official pretraining code, [CLS] decays; biases and norms do not.
-    assert {"cls_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(decayed["names"])
-    assert {"blocks.0.norm1.weight", "blocks.0.attn.qkv.bias", "norm.bias"} <= set(kept["names"])
+    assert {"cls_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(decayed)
+    assert {"blocks.0.norm1.weight", "blocks.0.attn.qkv.bias", "norm.bias"} <= set(kept)
 
 
 def model_of(depth: int = 3, pool: str = "mean") -> ViTClassifier:
@@ -91,9 +92,10 @@ def test_the_table_adds_up_and_groups_are_merged_and_complete():
     groups = decay_groups(model, 0.05, exempt=EMBEDDINGS, lr_scales=layer_scales(model, 0.5))
     keys = [(group["lr_scale"], group["weight_decay"]) for group in groups]
     assert len(keys) == len(set(keys)) == 5 * 2
-    names = [name for group in groups for name in group["names"]]
-    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
-    decayed = {name for group in groups if group["weight_decay"] for name in group["names"]}
+    names = {id(p): name for name, p in model.named_parameters()}
+    decays = [(names.pop(id(p)), group["weight_decay"]) for group in groups for p in group["params"]]
+    assert not names
+    decayed = {name for name, decay in decays if decay}
     assert "encoder.patch_embed.proj.weight" in decayed
     assert not decayed & {"encoder.cls_token", "encoder.pos_embed", "head.bias", "fc_norm.weight"}
 

@@ -53,7 +53,8 @@ def test_a_new_tracked_run_gets_the_earlier_lines_and_a_resumed_one_does_not(tmp
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 3, "loss": 1.0}\n')
     stores = []
     for _ in range(2):
-        opened(tmp_path, lambda run: stores.append(Store(run)) or stores[-1], monkeypatch).log(4, {}, {})
+        trackers = opened(tmp_path, lambda run: stores.append(Store(run)) or stores[-1], monkeypatch)
+        trackers.each(lambda tracker: tracker.log(4, {}, {}))
     assert [store.rows for store in stores] == [[1, 3, 4], [4]]
     assert [store.run_id for store in stores] == ["new", "new"]
 
@@ -71,12 +72,11 @@ def test_a_failing_tracker_is_one_warning_without_a_secret(when, tmp_path, monke
 
     trackers = opened(tmp_path, tracker, monkeypatch)
     for step in range(4, 7):
-        trackers.log(step, {}, {})
-    trackers.finish("done", {})
+        trackers.each(lambda tracker, step=step: tracker.log(step, {}, {}))
     (line,) = capsys.readouterr().err.splitlines()
     assert "wandb" in line
     assert "*** at https://***@host" in line
-    assert trackers.look() == []
+    assert trackers.trackers == []
 
 
 def test_names_are_tensorboards():
