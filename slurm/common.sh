@@ -42,10 +42,15 @@ id=${id:-$SLURM_JOB_ID}
 export MAE_VIT_SAVED=$notes/$SLURM_JOB_ID
 [[ $notes == /* ]] || MAE_VIT_SAVED=$PWD/$MAE_VIT_SAVED
 
-# Ends the job if the script's first word is no config: an option, key=value, or nothing.
+# An option, key=value or nothing is no config.
+is_config() {
+  [[ -n ${1:-} && $1 != -* && ! $1 =~ ^[a-z_.]+= ]]
+}
+
+# Ends the job if the script's first word is no config.
 # usage: require_config EXAMPLE "$@", where the example is what stands after sbatch and its options
 require_config() {
-  [[ -z ${2:-} || $2 == -* || $2 =~ ^[a-z_.]+= ]] || return 0
+  ! is_config "${2:-}" || return 0
   echo "error: the first word after the script must be a config, for example: sbatch --gpus-per-node=1" \
     "--cpus-per-task=12 $1${2:+; it is \"$2\"}" >&2
   exit 2

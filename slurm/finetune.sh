@@ -23,8 +23,8 @@ if [[ ! -r slurm/common.sh ]]; then
 fi
 # shellcheck source=common.sh
 source slurm/common.sh
-if [[ " $*" != *" --ckpt"* && " $*" != *" --config"* ]]; then
-  echo "error: neither --ckpt nor --config is given, for example: sbatch --gpus-per-node=1 --cpus-per-task=12" \
+if [[ " $*" != *" --ckpt"* && " $*" != *" --config"* ]] && ! is_config "${1:-}"; then
+  echo "error: neither a config nor --ckpt is given, for example: sbatch --gpus-per-node=1 --cpus-per-task=12" \
     "slurm/finetune.sh --ckpt runs/mae_base" >&2
   exit 2
 fi

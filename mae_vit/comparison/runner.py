@@ -17,10 +17,9 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import torch
-from filelock import FileLock
 from tqdm import tqdm
 
 from mae_vit.comparison.spec import RunSpec
@@ -108,7 +107,7 @@ class _Running:
     spec: RunSpec
     process: BaseProcess
     slot: int
-    claim: FileLock
+    claim: BinaryIO
 
 
 @dataclass
@@ -170,7 +169,7 @@ class Runner:
                 return
             running.append(self._start(*taken, slot))
 
-    def _take(self, waiting: list[RunSpec]) -> tuple[RunSpec, list[str], FileLock] | None:
+    def _take(self, waiting: list[RunSpec]) -> tuple[RunSpec, list[str], BinaryIO] | None:
         """Claims the first run that can begin; returns it with its command, or None if no run can begin now."""
         # Many runs need the same runs: read each summary once.
         finished = {need for need in {need for spec in waiting for need in spec.needs} if need.is_done()}
@@ -189,10 +188,10 @@ class Runner:
                     return spec, spec.command(), claim
             except InputError as error:
                 self.failed[spec.name] = str(error)
-            claim.release()  # another process has just finished it, or its length is not known
+            claim.close()  # another process has just finished it, or its length is not known
         return None
 
-    def _start(self, spec: RunSpec, command: Sequence[str], claim: FileLock, slot: int) -> _Running:
+    def _start(self, spec: RunSpec, command: Sequence[str], claim: BinaryIO, slot: int) -> _Running:
         environment = {**os.environ, AUTO_PRECISION: self.precision, RUN_ID: spec.id}
         if gpus := own_gpus():
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
@@ -212,7 +211,7 @@ class Runner:
             # The job itself still runs, and nothing would wait for it.
             with suppress(ProcessLookupError):
                 os.kill(item.process.pid or 0, signal.SIGKILL)
-        item.claim.release()
+        item.claim.close()
         # A signal kills a job that does not handle signals yet, and Ctrl-C reaches jobs directly.
         if spec.is_done() or (code in _STOPPED and self.stopped):
             return

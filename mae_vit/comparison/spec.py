@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock
+from typing import Any, BinaryIO
 
 from mae_vit.comparison.config import Overrides, override_words, slug
 from mae_vit.core.errors import InputError
@@ -112,7 +110,7 @@ class RunSpec:
         """Returns whether another process of the comparison runs it."""
         return is_locked(self._claim)
 
-    def claim(self) -> FileLock | None:
+    def claim(self) -> BinaryIO | None:
         """Locks the run for this process; returns None if another process of the comparison runs it.
 
         Raises:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import errno
 import fcntl
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import BinaryIO
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
-def try_lock(path: Path) -> FileLock | None:
-    """Locks a file, creating it if needed; returns None if another process holds the lock. Raises OSError."""
-    # Not thread-local: any thread may release the lock.
-    lock = FileLock(path, timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        return None
-    return lock
+def try_lock(path: Path) -> BinaryIO | None:
+    """Locks a file, creating it if needed, until it is closed; None if another process holds the lock. Raises OSError.
+
+    filelock would do the same, but without the system's locks it leaves a mark that outlives a killed process.
+    """
+    file = path.open("ab")
+    if try_lock_descriptor(file.fileno()):
+        return file
+    file.close()
+    return None
 
 
 def is_locked(path: Path) -> bool:

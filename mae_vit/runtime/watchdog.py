@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,7 +26,9 @@ class Watchdog:
     def __init__(self, timeout_s: float | None, *, rank: int) -> None:
         """Watches while it is open as a context; never if `timeout_s` is None."""
         self._timeout_s, self._rank = timeout_s, rank
-        self._doing, self._since = "beginning", time.monotonic()
+        self._doing = "beginning"
+        # Since the last heartbeat, counted here: a clock goes on while the process is suspended.
+        self._still_s = 0.0
         self._patience = 1.0
         self._ended = threading.Event()
 
@@ -42,7 +43,7 @@ class Watchdog:
 
     def heartbeat(self, doing: str) -> None:
         """Resets the watchdog; `doing` names what this rank is doing."""
-        self._doing, self._since = doing, time.monotonic()
+        self._doing, self._still_s = doing, 0.0
 
     @contextmanager
     def long_phase(self, doing: str) -> Iterator[None]:
@@ -58,9 +59,10 @@ class Watchdog:
     def _watch(self) -> None:
         assert self._timeout_s is not None
         while not self._ended.wait(_POLL_S):
-            if (still := time.monotonic() - self._since) > self._timeout_s * self._patience:
+            self._still_s += _POLL_S
+            if self._still_s > self._timeout_s * self._patience:
                 print(
-                    f"error: rank {self._rank} made no progress for {still:.0f} s ({self._doing}); killing it "
+                    f"error: rank {self._rank} made no progress for {self._still_s:.0f} s ({self._doing}); killing it "
                     "(run.hang_timeout_s). The last checkpoint is good. Stack trace:",
                     file=sys.stderr,
                     flush=True,

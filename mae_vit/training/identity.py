@@ -53,7 +53,7 @@ _NAMES = {
     "finetune.start_digest": "--ckpt (the digest of its weights)",
     "finetune.test_split": "data.path (its split for testing)",
 }
-_LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
+LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Identity:
             if key not in (*HISTORY, *self.ignored)
             and saved.get(key) != now.get(key)
             and (key in saved or key not in self.new)
-            and not (extend and key in _LENGTH_KEYS)
+            and not (extend and key in LENGTH_KEYS)
             # A resumed run keeps the precision that "auto" chose at its start.
             and not (key == PRECISION and now.get(key) == "auto")
         ]
@@ -170,7 +170,7 @@ def check_identity(
     `otherwise` is what the user may do instead of undoing changes (`RunFolder.otherwise`).
     """
     if differing := identity.differing_keys(saved, extend=extend):
-        longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
+        longer = ", --extend allows another length" if set(differing) <= set(LENGTH_KEYS) else ""
         raise InputError(
             f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. Undo these "
             f"changes{longer}, or {otherwise}"

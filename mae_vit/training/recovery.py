@@ -7,7 +7,7 @@ import os
 import shutil
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from mae_vit.training.engines.state import LossHistory
+from mae_vit.training.identity import LENGTH_KEYS
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.step_report import StepValues
 
@@ -163,7 +164,8 @@ class Quarantine:
                 new.append((step, damage))
         if new and self._ranks.rank == 0:
             first = not self.path.exists()
-            with self.path.open("ab") as file:
+            # A full disk must not end the run: a resumed one finds these again.
+            with suppress(OSError), self.path.open("ab") as file:
                 file.write(_lines(new))
                 file.flush()
                 os.fsync(file.fileno())
@@ -183,17 +185,19 @@ class Recovery:
     def __init__(
         self,
         options: GuardSection,
-        history: LossHistory,
+        checkpoint: CheckpointInfo | None,
         *,
+        identity: Mapping[str, Any],
         folder: RunFolder,
         samples_of: Callable[[int], list[dict[str, Any]]],
         quarantine: Quarantine,
         ranks: Ranks,
         say: Callable[[str], None],
     ) -> None:
-        """Continues from `history`; `samples_of` describes the samples of a data step."""
+        """Continues from `checkpoint`; `samples_of` describes the samples of a data step."""
         self._options, self._folder, self._samples_of = options, folder, samples_of
-        self.guard, self.quarantine = Guard(options, history), quarantine
+        self._identity = identity
+        self.guard, self.quarantine = Guard(options, self._course(checkpoint)), quarantine
         self._ranks, self._say = ranks, say
         self._tries: dict[int, int] = {}
         self._warnings = 0
@@ -232,7 +236,7 @@ class Recovery:
         # Each further try skips twice as many.
         width = self._options.skip_steps * 2 ** (tried - 1)
         first = max(data_step(checkpoint.step, course.skipped), culprit - width + 1)
-        report = self._folder.path / "incidents" / f"step-{bad.step:08d}-{tried}.json"
+        report = self._folder.incidents / f"step-{bad.step:08d}-{tried}.json"
         if self._ranks.rank == 0:
             incident = {
                 "step": bad.step,
@@ -259,8 +263,15 @@ class Recovery:
                 f"checkpoint of step {checkpoint.step}; see {report}"
             )
         skipped = skip(course.skipped, first, culprit + 1)
-        self.guard = Guard(self._options, LossHistory(skipped, checkpoint.course.losses))
+        self.guard = Guard(self._options, LossHistory(skipped, self._course(checkpoint).losses))
         return checkpoint
+
+    def _course(self, checkpoint: CheckpointInfo | None) -> LossHistory:
+        if checkpoint is None:
+            return LossHistory()
+        # With `--extend` the learning rate rises again, and the loss with it.
+        extended = any(checkpoint.identity.get(key) != self._identity.get(key) for key in LENGTH_KEYS)
+        return LossHistory(checkpoint.course.skipped) if extended else checkpoint.course
 
     def _newest_before(self, step: int) -> CheckpointInfo | None:
         folder, remote = self._folder.checkpoints, self._folder.remote

@@ -23,7 +23,6 @@ from mae_vit.training.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from mae_vit.training.checkpoints.saver import Saver
-from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_outputs import RunOutputs
@@ -116,7 +115,8 @@ def build_trainer(
     )
     recovery = Recovery(
         config.guard,
-        checkpoint.course if checkpoint else LossHistory(),
+        checkpoint,
+        identity=setup.identity.values,
         folder=folder,
         samples_of=job.samples_of,
         quarantine=quarantine,
@@ -135,10 +135,16 @@ def build_trainer(
 def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
     setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
-    if checkpoint is None:
-        # A new run must not continue the tracked run of an earlier run in this folder.
-        setup.folder.trackers.unlink(missing_ok=True)
     own = setup.folder.checkpoints
+    if checkpoint is None:
+        if any(step_of(path) for path in list_checkpoints(own)):
+            raise InputError(
+                f"another process has begun this run in {own.parent}; the same command resumes it"
+            )
+        # What an earlier start here has left, which trained nothing.
+        setup.folder.trackers.unlink(missing_ok=True)
+        for left in (setup.folder.incidents, setup.folder.pictures, setup.folder.tensorboard):
+            shutil.rmtree(left, ignore_errors=True)
     if checkpoint and checkpoint.step and checkpoint.path.parent.resolve() != own.resolve():
         # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):

@@ -195,7 +195,7 @@ def as_array_task(config: C) -> C:
     run = config.run
     values = {"seed": run.seed + int(task), "name": f"{run.name}-{task}"}
     if run.dir is not None:
-        values["dir"] = f"{run.dir}-{task}"
+        values["dir"] = f"{run.dir.rstrip('/')}-{task}"
     return config.model_copy(update={"run": run.model_copy(update=values)})
 
 

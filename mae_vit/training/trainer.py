@@ -175,6 +175,7 @@ class Trainer:
 
     def _train_on(self, batches: Iterator[Batch], start_step: int) -> Outcome:
         last: StepReport | None = None
+        owed = False  # a save
         timer, begun = StepTimer(), time.monotonic()
         for step in range(start_step, self.plan.total_steps):
             step_begun, done = time.monotonic(), step + 1
@@ -187,7 +188,7 @@ class Trainer:
 
             due = self.plan.due(done, log_every_steps=self.setup.config.monitor.log_every_steps)
             stopping = before is not None and before.stop
-            saving = due.save or stopping or (before is not None and before.save_due)
+            saving = owed or due.save or stopping or (before is not None and before.save_due)
             if not (due.log or saving or step == start_step):
                 self.outputs.show_step(done, time.monotonic() - step_begun)
                 continue
@@ -205,8 +206,9 @@ class Trainer:
                 line |= self.saver.take_stall()
                 self.outputs.log(line)
                 timer = StepTimer()
-            # Do not save a state that may turn out bad; the next save follows soon.
-            if due.last or stopping or (saving and self.recovery.guard.no_suspects):
+            # Do not save a state that may turn out bad: wait for a good step.
+            owed = saving and not self.recovery.guard.no_suspects
+            if due.last or stopping or (saving and not owed):
                 saved = self.save(done, last=due.last, wait=due.last or stopping)
                 if stopping and not due.last:
                     return Outcome(done, finished=False, saved=saved)

@@ -109,7 +109,7 @@ def test_without_a_config_it_is_one_clear_line_before_anything_starts(script, wo
     srun.chmod(0o755)
     environment = {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(site), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     (line,) = refused(f"slurm/{script.name}", *words, **environment).splitlines()
-    first = "neither --ckpt nor --config is given" if script.name == "finetune.sh" else "must be a config"
+    first = "neither a config nor --ckpt is given" if script.name == "finetune.sh" else "must be a config"
     assert line.startswith("error: ")
     assert first in line
     assert f"sbatch --gpus-per-node=1 --cpus-per-task=12 {EXAMPLES[script.name]}" in line
@@ -151,6 +151,15 @@ def test_a_task_of_an_array_is_a_run_of_its_own_but_in_a_comparison(script, tmp_
     words = [str(script), *(["--ckpt"] if script.name == "finetune.sh" else []), "runs/x"]
     ended = run_among(stand_ins, tmp_path, *words, SLURM_ARRAY_TASK_ID="3")
     assert f"{tmp_path}/srun {'none' if script.name == 'compare.sh' else 3}\n" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["small_resnet_photos_64", "train.epochs=3 --config=x.yaml", "--ckpt runs/x"]
+)
+def test_fine_tuning_takes_a_preset_a_config_or_weights(words, tmp_path):
+    stand_ins = dict.fromkeys(("srun", "squeue", "scontrol"), 'echo "$@"')
+    ended = run_among(stand_ins, tmp_path, "slurm/finetune.sh", *words.split())
+    assert f"finetune/run.py {words}\n" in ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize("failures", [2, 3])

@@ -26,7 +26,6 @@ from mae_vit.runtime.process_group import give_up_after, join
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine, StepOptions
-from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.optim import OptimizerOptions
 from mae_vit.training.recovery import Recovery
@@ -121,7 +120,8 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
         outputs=SimpleNamespace(log=lines.append, show_step=lambda *_: None),
         recovery=Recovery(
             config.guard,
-            LossHistory(),
+            None,
+            identity={},
             folder=None,
             samples_of=None,
             quarantine=SimpleNamespace(note=lambda *_: 0),

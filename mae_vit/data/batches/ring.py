@@ -21,6 +21,7 @@ import torch
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import Damage, InputError
+from mae_vit.runtime.failures import TrainingFailed
 from mae_vit.runtime.signals import exit_with_parent, without_main
 
 # A message costs as much as some images: slices are no smaller.
@@ -135,8 +136,9 @@ def _receive(answer: Any, workers: dict[Connection, Any]) -> tuple[int, int, tup
         worker = workers[answer]
         worker.join()
         code = f"{worker.exitcode} (killed)" if worker.exitcode < 0 else worker.exitcode
-        raise RuntimeError(
-            f"data worker {worker.pid} ended with code {code}; fewer take less memory"
+        raise TrainingFailed(
+            f"data worker {worker.pid} ended with code {code}: is the memory full? Give a smaller data.workers; the "
+            "same command resumes"
         ) from None
 
 

@@ -119,7 +119,7 @@ def only_writer(out: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-        lock.release()
+        lock.close()
 
 
 def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:

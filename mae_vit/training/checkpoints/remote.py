@@ -209,6 +209,8 @@ class RemoteRun:
             names = sorted(path[len(root) :] for path in self._fs.find(root) if not path.endswith("/"))
         except FileNotFoundError:
             return []
+        if odd := [name for name in names if {"/", ".."} & {*PurePosixPath(name).parts}]:
+            raise RemoteError(f"run.dir={self.shown} has a file named {odd[0]!r}, which no run writes")
         own = any(name in _FACTS or name.startswith(f"{_CHECKPOINTS}/") for name in names)
         if not own and not all(_is_passing(name.rpartition("/")[2]) for name in names):
             raise RemoteError(f"run.dir={self.shown} has other files; give a folder of its own")

@@ -52,7 +52,7 @@ def keep_compiled(model: nn.Module, device: torch.device, *options: object) -> N
         lock = try_lock(root / ".lock")
         if lock is not None:
             _remove_old(root)
-            lock.release()
+            lock.close()
     except (OSError, InputError):
         return
     os.environ[_PLACE] = str(own.absolute())

@@ -1,7 +1,7 @@
 """The run folder: the files of a run.
 
 `config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`pictures/`, `encoder.safetensors`, `summary.json`, `plan.txt`; with fine-tuning `results.json`,
+`pictures/`, `incidents/`, `encoder.safetensors`, `summary.json`, `plan.txt`; with fine-tuning `results.json`,
 `predictions.csv` and `test_reads.json`; with damaged samples `quarantine.jsonl`; with experiment
 trackers `trackers.json`.
 """
@@ -13,11 +13,8 @@ import os
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
-
-from filelock import FileLock
+from typing import Any, BinaryIO, Literal
 
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
@@ -51,13 +48,14 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.pictures = path / "pictures"
+        self.incidents = path / "incidents"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
         self.trackers = path / "trackers.json"
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
         self.plan = path / "plan.txt"
-        self._lock: FileLock | None = None
+        self._lock: BinaryIO | None = None
         self._facts: dict[str, bytes] | None = None
 
     @classmethod
@@ -98,9 +96,8 @@ class RunFolder:
     @property
     def otherwise(self) -> str:
         """What to do if the folder has another run, for messages."""
-        if self.remote:
-            return "give another run.dir"
-        return "give another run.name, or start over with `--resume never`, which moves the old run aside"
+        over = "" if self.remote else ", or start over with `--resume never`, which moves the old run aside"
+        return f"give another run.dir{over}"
 
     def foresee(self) -> None:
         """Reads config and summary behind the URL for a plan, which leaves the local copy alone; raises OSError."""
@@ -129,7 +126,7 @@ class RunFolder:
     def unlock(self) -> None:
         """Releases the lock, if there is one."""
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
 
     def describe_user(self) -> str:
@@ -192,7 +189,7 @@ class RunFolder:
         return last
 
 
-def lock_run(folder: Path) -> FileLock:
+def lock_run(folder: Path) -> BinaryIO:
     """Locks a run folder for this process; creates it if needed. Raises InputError if it is in use or read-only."""
     path, begun, announced = folder / _LOCK, time.monotonic(), False
     while True:
@@ -206,14 +203,13 @@ def lock_run(folder: Path) -> FileLock:
                 return lock
         except OSError as error:
             if lock is not None:
-                with suppress(OSError):
-                    lock.release()
+                lock.close()
             reason = error_reason(error)
             raise InputError(f"run folder {folder} cannot be written: {reason}") from None
         who, patience = _read_holder(path)
         if time.monotonic() - begun > patience:
             raise InputError(
-                f"run folder {folder} is in use by {who}; {_WAIT_OR_STOP}, or give this run another run.name"
+                f"run folder {folder} is in use by {who}; {_WAIT_OR_STOP}, or give this run another run.dir"
             )
         if not announced:
             announced = True

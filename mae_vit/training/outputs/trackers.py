@@ -197,7 +197,7 @@ class TensorBoard:
     def __init__(self, folder: Path, *, start_step: int, config_yaml: str) -> None:
         self._folder = folder
         self.where = f"tensorboard --logdir {folder.parent.parent}"
-        self._writer = _open_writer(folder, purge_step=start_step + 1 if start_step else None)
+        self._writer = _open_writer(folder, purge_step=start_step + 1)
         if start_step == 0:
             self._writer.add_text("config", f"```yaml\n{config_yaml}\n```", 0)
             self._writer.add_custom_scalars(_LAYOUT)
@@ -220,7 +220,7 @@ class TensorBoard:
         self._writer.close()
 
 
-def _open_writer(path: Path, purge_step: int | None) -> Any:
+def _open_writer(path: Path, purge_step: int) -> Any:
     # Importing TensorBoard takes a second: import it only when needed.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     from torch.utils.tensorboard import SummaryWriter

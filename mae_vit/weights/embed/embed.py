@@ -242,7 +242,7 @@ def _locked(out: Path) -> Iterator[Path]:
     finally:
         if not (folder / _STATE).exists():
             shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
+        lock.close()
 
 
 def compute_features(

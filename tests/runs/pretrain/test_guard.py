@@ -11,10 +11,10 @@ from mae_vit.config.schema import GuardSection
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, data_step, skip
 from mae_vit.runtime.failures import BadStep
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, list_checkpoints, load_checkpoint, step_of
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.recovery import Guard
+from mae_vit.training.recovery import Guard, Recovery
 
 BATCH = 128  # of mae_digits
 LENGTH = ["train.steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9", "guard.skip_steps=2"]
@@ -104,10 +104,15 @@ def test_weights_that_are_not_finite_are_never_saved(call, tmp_path, monkeypatch
             next(iter(self.trainable.values())).data.fill_(float("inf"))
         return result
 
-    monkeypatch.setattr(TorchEngine, "step", poisoned)
-    assert call(*LENGTH) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, "step", poisoned)
+        assert call(*LENGTH) == 1
     folder = tmp_path / "run" / "checkpoints"
     assert [load_checkpoint(path).step for path in list_checkpoints(folder)] == [0]
+    assert list((tmp_path / "run" / "incidents").iterdir())
+    # Another config may take the place of a run that trained nothing: its incidents go, too.
+    assert call(*LENGTH, "optim.lr=1e-4") == 0
+    assert not (tmp_path / "run" / "incidents").exists()
 
 
 def test_a_spike_is_many_steps_not_one():
@@ -149,6 +154,25 @@ def test_a_spike_takes_a_run_back(call, tmp_path, poison, batch_of):
     assert len(losses) == 15
     assert max(losses) < 5
     assert summary_of(folder)["status"] == "done"
+
+
+def test_a_save_waits_for_a_good_step(call, tmp_path, poison, batch_of):
+    hard = tuple(batch_of(139))
+    poison(50.0, lambda samples: tuple(samples) == hard)
+    assert call("train.steps=145", "checkpoint.every_steps=140", "checkpoint.keep_last=9") == 0
+    assert [step_of(path) for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == [0, 141, 145]
+
+
+def test_a_longer_run_may_have_higher_losses(tmp_path):
+    def bound(epochs: float) -> float | None:
+        before = CheckpointInfo(tmp_path, 200, {"train.epochs": 2.0}, LossHistory((3,), (0.01,) * 200))
+        nothing = dict.fromkeys(("folder", "samples_of", "quarantine", "ranks", "say"))
+        recovery = Recovery(GuardSection(), before, identity={"train.epochs": epochs}, **nothing)
+        assert recovery.guard.course.skipped == (3,)
+        return recovery.guard._bound()
+
+    assert bound(2.0) == 0.01
+    assert bound(4.0) is None
 
 
 def test_skipped_steps_move_the_others_up():

@@ -1,6 +1,7 @@
 """One process writes a run folder."""
 
 import errno
+import fcntl
 import subprocess
 import sys
 import threading
@@ -63,7 +64,16 @@ def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, mo
         with pytest.raises(InputError, match="no space left"):
             lock_run(tmp_path / "run")
     # Nobody keeps it.
-    lock_run(tmp_path / "run").release()
+    lock_run(tmp_path / "run").close()
+
+
+def test_without_the_systems_locks_a_killed_process_keeps_nothing(holder, tmp_path, monkeypatch):
+    def no_locks(descriptor, kind):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with lock_run(tmp_path / "run"), lock_run(tmp_path / "run"):
+        pass
 
 
 def test_one_that_leaves_is_waited_for(call, holder, tmp_path, monkeypatch):
@@ -81,4 +91,4 @@ def test_a_machine_that_crashed_is_waited_for_longer(holder, tmp_path, monkeypat
     path.write_text(path.read_text().replace('"host": "', '"host": "another-'))
     monkeypatch.setattr(run_folder, "_WAIT_S", 0.0)
     threading.Timer(1.0, holder.kill).start()
-    lock_run(tmp_path / "run").release()
+    lock_run(tmp_path / "run").close()

@@ -2,6 +2,9 @@
 
 import re
 import signal
+import subprocess
+import sys
+import time
 
 from helpers.commands import run
 
@@ -32,6 +35,18 @@ def test_standing_still_is_ended_and_reported():
     assert re.match(r"error: rank 3 .* ([2-9]|\d\d) s \(saving\)", ended.stderr), ended.stderr
     # The sleep at its end.
     assert f'File "<string>", line {len(_SCRIPT.splitlines())} in <module>' in ended.stderr
+
+
+def test_a_process_that_was_suspended_goes_on():
+    script = "from mae_vit.runtime.watchdog import Watchdog\nwith Watchdog(2.0, rank=0): print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    process.communicate(b"\n")
+    assert process.returncode == 0
 
 
 def test_a_closed_watch_ends_nothing():

@@ -21,6 +21,7 @@ from mae_vit.data.batches.sources import Sample
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.runtime.failures import TrainingFailed
 from mae_vit.training.trainer import Copier
 
 SLOTS = 8
@@ -77,7 +78,7 @@ def test_a_killed_worker_is_an_error(source):
     next(batches)
     worker = multiprocessing.active_children()[-1]
     os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=f"data worker {worker.pid} ended with code -9"):
+    with pytest.raises(TrainingFailed, match=f"data worker {worker.pid} ended with code -9"):
         list(batches)
     assert not multiprocessing.active_children()
 

@@ -19,7 +19,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from mae_vit.training.checkpoints.remote import RemoteRun
-from mae_vit.training.engines.state import LossHistory, TrainState
+from mae_vit.training.engines.state import TrainState
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.recovery import Quarantine, Recovery
 
@@ -109,13 +109,21 @@ def test_an_upload_that_loses_parts_does_not_count(run):
     assert run.newest().step == 2
 
 
+@pytest.mark.parametrize("name", ["../../profile", "/profile", "pictures/../../profile"])
+def test_names_that_leave_the_run_are_refused(run, elsewhere, name, monkeypatch):
+    monkeypatch.setattr(type(run._fs), "find", lambda self, root: [f"{root}config.yaml", f"{root}{name}"])
+    with pytest.raises(RemoteError, match="profile', which no run writes"):
+        elsewhere.fetch()
+    assert list(elsewhere.local.iterdir()) == []
+
+
 def test_a_rollback_fetches_an_earlier_checkpoint(run, elsewhere):
     elsewhere.fetch()
     folder = RunFolder(elsewhere.local, elsewhere)
     silent = {"say": print, "samples_of": lambda step: []}
     quarantine = Quarantine(folder.quarantine, Ranks(), share=0, samples=9, data_path="", start_step=2)
     recovery = Recovery(
-        GuardSection(), LossHistory(), folder=folder, quarantine=quarantine, ranks=Ranks(), **silent
+        GuardSection(), None, identity={}, folder=folder, quarantine=quarantine, ranks=Ranks(), **silent
     )
     assert recovery.go_back(BadStep(2, "")).step == 1
     assert steps(elsewhere) == [1]
