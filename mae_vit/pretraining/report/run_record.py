@@ -32,6 +32,7 @@ class RunRecord:
         pictures: paths of PNG files, by step.
         plan: text of `plan.txt`.
         problems: a line for each unreadable file.
+        trains: whether a process trains in the folder now.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class RunRecord:
     pictures: tuple[Path, ...] = ()
     plan: str = ""
     problems: tuple[str, ...] = ()
+    trains: bool = False
 
     @property
     def name(self) -> str:
@@ -86,6 +88,7 @@ def read_run(path: Path) -> RunRecord:
         pictures=tuple(sorted(folder.pictures.glob("step-*.png"))),
         plan=folder.plan.read_text("utf-8", "replace") if folder.plan.is_file() else "",
         problems=tuple(problems),
+        trains=bool(folder.describe_user()),
     )
 
 

@@ -83,7 +83,9 @@ def _state(record: RunRecord) -> str:
     at = f"step {record.step:,}" + (f" of {total:,}" if total else "")
     states = {
         "done": f"Finished, {count_of(record.step, 'step')}",
-        "running": f"Running, {at} when this page was written",
+        "running": f"Running, {at} when this page was written"
+        if record.trains
+        else f"Killed, it seems, at {at} (no process holds its lock; the same command resumes)",
         "interrupted": f"Interrupted after saving at {at} (the same command resumes)",
         "failed": f"Failed at {at}",
     }
