@@ -176,7 +176,10 @@ def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
         elif seen:
             other = next((name for name in TEST_SPLITS if name in {*images.dataset.splits} - {*seen}), None)
             without = f"; --split {other} leaves them out" if other else ""
-            print(f"note: the accuracy includes images that the network was trained on{without}", file=sys.stderr)
+            print(
+                f"note: the accuracy includes images that the network was trained on{without}",
+                file=sys.stderr,
+            )
     if done.others:
         names = ", ".join(plain_text(name) for name in list(done.others)[:_NAMED])
         print(
