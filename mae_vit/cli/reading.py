@@ -112,7 +112,10 @@ def _replay(arguments: argparse.Namespace) -> int:
         raise InputError(f"{path} cannot be written: {error_reason(error)}; give --out FILE.png") from None
     drawn = count_of(min(SHOWN, len(record.samples)), "image")
     weights = "random ones" if record.weights_step is None else f"those of step {record.weights_step}"
-    print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")
+    step = f"step {arguments.step}, which is " if arguments.step else ""
+    print(
+        f"{arguments.path}: {step}data step {record.data_step}, in epoch {record.epoch} (both counted from 0)"
+    )
     print(f"  picture   {path} ({drawn}; weights: {weights})")
     print(f"  names     {names} ({count_of(len(record.samples), 'sample')})")
     return 0

@@ -119,7 +119,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=500)
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")
+    assert errors.strip().splitlines()[-1].startswith("interrupted")
     assert "Traceback" not in errors
     assert not out.exists()
 

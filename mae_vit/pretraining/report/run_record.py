@@ -111,7 +111,8 @@ def _check_kind(path: Path) -> None:
         raise InputError(f"{path} is a comparison; open its own page, {path / 'report.html'}")
     runs = sorted(config.parent.name for config in path.glob("*/config.yaml"))
     hint = f"runs in it: {', '.join(runs[:5])}" if runs else "" if path.is_dir() else closest_path(path)
-    raise InputError("; ".join(filter(None, [f"{path} is not a run folder", hint])))
+    what = "is not a run folder" if path.exists() else "does not exist"
+    raise InputError("; ".join(filter(None, [f"{path} {what}", hint])))
 
 
 def _read(path: Path, problems: list[str], read: Callable[[Path], Any] = read_json) -> Any:

@@ -225,5 +225,5 @@ def test_a_file_of_strangers_is_one_line(run, digits, tmp_path, capsys, name):
     path = tmp_path / "model.safetensors"
     save_file(load_file(run / "model.safetensors"), path, {"mae_vit": json.dumps(changed)})
     assert predict(path, digits, tmp_path / "p.csv") == 2
-    assert one_line(capsys).startswith(f"mae-vit: error: {path}")
+    assert one_line(capsys).startswith(f"error: {path}")
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]

@@ -47,6 +47,8 @@ def test_presets_are_listed_and_shown(capsys):
         (["pretrain", "finetune_cifar_tiny"], "(mae-vit finetune)"),
         (["pretrain", "compare_demo"], "(mae-vit compare)"),
         (["finetune"], "--ckpt RUN"),
+        (["finetune", "--checkpoint", "runs/a"], 'did you mean "--ckpt"?'),
+        (["doctor", "train.epochs=3"], "mae-vit doctor mae_base train.epochs=3"),
         (["pretrain", "mae_digits", "\u2013resume", "never"], "write --resume"),
         (["pretrain", "mae_digits", "--device", "cuda"], "CUDA_VISIBLE"),
         (["compare", "compare_demo", "train.device=cpu"], "set.run.device=cpu"),
