@@ -95,7 +95,7 @@ def _presets(arguments: argparse.Namespace) -> int:
     if len(chosen) == 1:
         print(read_header(chosen[0]).describe())
         return 0
-    rows = [("NAME", "HARDWARE", "TIME", "WHAT"), *(read_header(path).row() for path in chosen)]
+    rows = [("NAME", "HARDWARE", "TOOK", "WHAT"), *(read_header(path).row() for path in chosen)]
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)][:-1]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for *cells, title in rows:

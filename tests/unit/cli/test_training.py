@@ -20,7 +20,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 def test_presets_are_listed_and_shown(capsys):
     assert main(["presets"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["NAME", "HARDWARE", "TIME", "WHAT"]
+    assert head.split() == ["NAME", "HARDWARE", "TOOK", "WHAT"]
     assert [line.split()[0] for line in lines] == [path.stem for path in preset_paths()]
     (line,) = (line for line in lines if line.startswith("mae_digits "))
     assert re.split(r"  +", line)[1:3] == ["two CPU cores", "4 minutes"]
