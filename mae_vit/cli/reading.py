@@ -12,9 +12,9 @@ from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.urls import is_url, redact_url
 
-_REPORT = """Write one HTML page about a pretraining run: a verdict in words (did it learn, was it long
-enough, what to do next), curves, pictures over time, plan, environment, damaged images, incidents. The page is one file
-without dependencies. The run may be finished, running, interrupted or failed."""
+_REPORT = """Write one HTML page about a run: a verdict in words (pretraining: did it learn, was it long enough,
+what to do next; fine-tuning: its score), curves, pictures over time, plan, environment, damaged images,
+incidents. The page is one file without dependencies. The run may be finished, running, interrupted or failed."""
 
 _RECOMMEND = """Look at the number and size of the images, their labels, the cores and the GPU. Print which preset,
 batch and length fit, how long the run takes here (timed on a few steps, as by --dry-run), whether a gain is to be

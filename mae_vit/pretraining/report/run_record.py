@@ -1,4 +1,4 @@
-"""Reads the files in the folder of a pretraining run, at any moment of the run."""
+"""Reads the files in the folder of a run, at any moment of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunRecord:
         path: the run folder.
         config: the resolved config, URLs without credentials.
         environment: versions, hardware and command, URLs without credentials.
-        summary: `summary.json`.
+        summary: `summary.json`, and the accuracy by class of a fine-tuning run.
         lines: lines of `metrics.jsonl`, by step.
         damaged: lines of `quarantine.jsonl`.
         incidents: the rollback reports, by step.
@@ -67,21 +67,20 @@ def read_run(path: Path) -> RunRecord:
     """Reads a run folder. Missing or damaged files become `problems`.
 
     Raises:
-        InputError: if it is not the folder of a pretraining run.
+        InputError: if it is not the folder of a run.
     """
     folder, problems = RunFolder(path), list[str]()
     _check_kind(path)
     config = _read(path / "config.yaml", problems, lambda file: read_run_config(file.parent))
-    if isinstance(config.get("finetune"), dict):
-        raise InputError(
-            f"{path} is a fine-tuning run, and this page is for pretraining; see {folder.summary} for its results"
-        )
+    summary = _read(folder.summary, problems)
+    if tested := isinstance(config.get("finetune"), dict) and _read(path / "results.json", []):
+        summary = {**summary, "per_class": tested["per_class"]}
     incidents = (_read(file, problems) for file in sorted((path / "incidents").glob("step-*.json")))
     return RunRecord(
         path,
         config=redacted(config),
         environment=redacted(_read(path / "environment.json", problems)),
-        summary=_read(folder.summary, problems),
+        summary=summary,
         lines=tuple(sorted(_read(folder.metrics, problems, read_json_lines), key=lambda line: line["step"])),
         damaged=tuple(_read(folder.quarantine, [], read_json_lines)),  # most runs have none
         incidents=tuple(filter(None, incidents)),
@@ -90,6 +89,15 @@ def read_run(path: Path) -> RunRecord:
         problems=tuple(problems),
         trains=bool(folder.describe_user()),
     )
+
+
+def describe_score(summary: Mapping[str, Any]) -> str:
+    """Words the score of a finished fine-tuning run on test images, else on validation images; empty without one."""
+    for split, images in (("test", "test images"), ("val", "validation images")):
+        for metric, words in (("top1", f"of {images} right"), ("miou", f"mIoU on {images}")):
+            if (score := summary.get(f"{split}_{metric}")) is not None:
+                return f"{score:.1%} {words}"
+    return ""
 
 
 def last_step(folder: Path) -> int:

@@ -214,14 +214,10 @@ def test_incidents_and_damaged_samples_are_listed(run_folder):
 def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
     (tmp_path / "compared").mkdir()
     (tmp_path / "compared" / "results.csv").touch()
-    tuned = shutil.copytree(run_folder, tmp_path / "tuned")
-    with (tuned / "config.yaml").open("a") as file:
-        file.write("finetune: {mode: finetune}\n")
     for arguments, expected in (
         ([tmp_path / "smal"], f'did you mean "{run_folder}"'),
         ([tmp_path], "runs in it: small"),
         ([tmp_path / "compared"], f"its own page, {tmp_path / 'compared' / 'report.html'}"),
-        ([tuned], f"is a fine-tuning run, .* {tuned / 'summary.json'}"),
         ([run_folder, "--out", tmp_path], "is a folder; give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
