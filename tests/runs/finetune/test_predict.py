@@ -181,7 +181,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digit
         "must end in .csv": (run, digits, tmp_path / "p.npz"),
         "1 to 10": (run, digits, out, "--top", 11),
         "at least 1": (run, digits, out, "--batch-size", 0),
-        str(tmp_path / "none"): (tmp_path / "none", digits, out),
+        f"{tmp_path / 'none'} does not exist (": (tmp_path / "none", digits, out),
         "the model.safetensors": (pretrained / "encoder.safetensors", digits, out),
         '"tst"': (run, digits, out, "--split", "tst"),
         "known: cifar10": (run, tmp_path / "none", tmp_path / "new" / "p.csv"),

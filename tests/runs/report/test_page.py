@@ -215,7 +215,7 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
     (tmp_path / "compared").mkdir()
     (tmp_path / "compared" / "results.csv").touch()
     for arguments, expected in (
-        ([tmp_path / "smal"], f'did you mean "{run_folder}"'),
+        ([tmp_path / "smal"], f'does not exist; did you mean "{run_folder}"'),
         ([tmp_path], "runs in it: small"),
         ([tmp_path / "compared"], f"its own page, {tmp_path / 'compared' / 'report.html'}"),
         ([run_folder, "--out", tmp_path], "is a folder; give a file"),
