@@ -134,7 +134,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         raise InputError(f"{error.filename or arguments.out}: {error_reason(error)}") from None
     if outcome.rows is None:
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
-        print(f"mae-vit: stopped; {done} are saved, the same command resumes", file=sys.stderr)
+        print(f"stopped; {done} are saved, the same command resumes", file=sys.stderr)
         return EXIT_REQUEUE
     from mae_vit.weights.names import origin_of  # slow to import
 

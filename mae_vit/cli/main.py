@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import_plugins(plugins)
         return arguments.run(arguments)
     except tuple(EXIT_CODES) as error:
-        print_error(error, interrupted="interrupted; no partial files were left", program="mae-vit: ")
+        print_error(error, interrupted="interrupted; no partial files were left")
         return find_exit_code(error)
 
 

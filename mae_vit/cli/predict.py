@@ -54,7 +54,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     add_images(parser)
     parser.add_argument(
-        "--out", type=as_path, metavar="FILE.csv", help="file to write (predicted.csv in RUN's folder)"
+        "--out", type=as_path, metavar="FILE.csv", help="file to write (a new predicted.csv in RUN's folder)"
     )
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="the N most probable classes of each image (1)"
@@ -68,6 +68,8 @@ def run_predict(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     run = expand_path(arguments.run_folder)
     out: Path = arguments.out or (run if run.is_dir() else run.parent) / "predicted.csv"
+    if out.exists() and not arguments.out:
+        raise InputError(f"{out} has earlier predictions; give another file, such as --out predictions.csv")
     if out.suffix != ".csv" or out.is_dir():
         raise InputError(f"--out {out}: must end in .csv; give --out predictions.csv")
     try:
@@ -92,7 +94,7 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
         settings = read_settings(arguments)
         classifier.place(settings.device)
         out.parent.mkdir(parents=True, exist_ok=True)
-        broken = out.with_name(f"{out.name}.broken.csv")
+        broken = out.with_suffix(".broken.csv")
         broken.unlink(missing_ok=True)  # from an earlier call
         with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             done = _write(file, classifier, images, settings, arguments.top)
@@ -157,6 +159,8 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
 
 
 def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
+    from mae_vit.finetuning.config.recipes import TEST_SPLITS  # slow to import
+
     for name, number in done.predicted.most_common(_SHOWN):
         print(f"  {number:>7,}  {name}")
     if len(done.predicted) > _SHOWN:
@@ -164,9 +168,16 @@ def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
     if done.right:
         share, count = sum(done.right) / len(done.right), count_of(len(done.right), "image")
         print(f"accuracy {share:.2%} on {count} whose label is a class of the run")
-        if classifier.trained_on & set(images.fingerprints):
+        splits = dict(zip(images.splits, images.fingerprints, strict=False))
+        seen = [split for split, fingerprint in splits.items() if fingerprint in classifier.trained_on]
+        if images.dataset is None:
+            note = "the accuracy is too high if the network was trained on some of these images"
+            print(f"note: {note}, which only prepared data can tell", file=sys.stderr)
+        elif seen:
+            other = next((name for name in TEST_SPLITS if name in {*images.dataset.splits} - {*seen}), None)
+            without = f"; --split {other} leaves them out" if other else ""
             print(
-                "note: the accuracy includes images that the network was trained on; --split test leaves them out",
+                f"note: the accuracy includes images that the network was trained on{without}",
                 file=sys.stderr,
             )
     if done.others:

@@ -12,9 +12,9 @@ from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.urls import is_url, redact_url
 
-_REPORT = """Write one HTML page about a pretraining run: a verdict in words (did it learn, was it long
-enough, what to do next), curves, pictures over time, plan, environment, damaged images, incidents. The page is one file
-without dependencies. The run may be finished, running, interrupted or failed."""
+_REPORT = """Write one HTML page about a run: a verdict in words (pretraining: did it learn, was it long enough,
+what to do next; fine-tuning: its score), curves, pictures over time, plan, environment, damaged images,
+incidents. The page is one file without dependencies. The run may be finished, running, interrupted or failed."""
 
 _RECOMMEND = """Look at the number and size of the images, their labels, the cores and the GPU. Print which preset,
 batch and length fit, how long the run takes here (timed on a few steps, as by --dry-run), whether a gain is to be
@@ -112,7 +112,10 @@ def _replay(arguments: argparse.Namespace) -> int:
         raise InputError(f"{path} cannot be written: {error_reason(error)}; give --out FILE.png") from None
     drawn = count_of(min(SHOWN, len(record.samples)), "image")
     weights = "random ones" if record.weights_step is None else f"those of step {record.weights_step}"
-    print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")
+    step = f"step {arguments.step}, which is " if arguments.step else ""
+    print(
+        f"{arguments.path}: {step}data step {record.data_step}, in epoch {record.epoch} (both counted from 0)"
+    )
     print(f"  picture   {path} ({drawn}; weights: {weights})")
     print(f"  names     {names} ({count_of(len(record.samples), 'sample')})")
     return 0

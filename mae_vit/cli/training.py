@@ -95,7 +95,7 @@ def _presets(arguments: argparse.Namespace) -> int:
     if len(chosen) == 1:
         print(read_header(chosen[0]).describe())
         return 0
-    rows = [("NAME", "HARDWARE", "TIME", "WHAT"), *(read_header(path).row() for path in chosen)]
+    rows = [("NAME", "HARDWARE", "TOOK", "WHAT"), *(read_header(path).row() for path in chosen)]
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)][:-1]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for *cells, title in rows:
@@ -161,7 +161,7 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def _doctor(arguments: argparse.Namespace) -> int:
     words = ["--config", arguments.config, *arguments.paths] if arguments.config else arguments.paths
     if words and not arguments.config and "=" in words[0]:
-        raise InputError(f"{words[0]} needs --config FILE")
+        raise InputError(f"{words[0]} needs a config before it, such as mae-vit doctor mae_base {words[0]}")
     if words:
         from mae_vit.pretraining.command import main
 

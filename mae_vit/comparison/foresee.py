@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from io import StringIO
+from shlex import quote
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from mae_vit.comparison.runner import apart, as_in_slot, cores_of_slot
 from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.encoders import EncoderConfig
-from mae_vit.config.load import load_config
+from mae_vit.config.load import load_config, read_run_config
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -36,6 +37,7 @@ from mae_vit.runtime.ranks import ALONE, choose_threads
 from mae_vit.training.checkpoints.checkpoint import newest_checkpoint
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.step_time import StepTime
+from mae_vit.training.identity import IMAGES, OF_THE_IMAGES
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # What the time of a step depends on, apart from the machine.
@@ -131,9 +133,13 @@ def _check_same(name: str, run: RunSpec, saved: Mapping[str, Any], elsewhere: st
         identity = _set_up_pretraining(run).identity
     if not (differing := identity.differing_keys(saved)):
         return
-    values = {key: saved.get(key) for key in differing}
-    words = " ".join(f"pretrain.{name}.set.{key}={value}" for key, value in values.items())
+    values = {key: saved.get(key) for key in differing if key not in (*IMAGES, *OF_THE_IMAGES)}
     own = all(key.startswith(_SETTABLE) and isinstance(value, int | float) for key, value in values.items())
+    if len(values) < len(differing):
+        # If the path is the same, its images are others now.
+        values["data.path"] = read_run_config(run.run_folder)["data"]["path"]
+        own = own and values["data.path"] != run.overrides.get("data.path")
+    words = " ".join(f"pretrain.{name}.set.{key}={quote(str(value))}" for key, value in values.items())
     as_it_is = f"To use it as it is, add {words}" if own else "Undo these changes"
     raise InputError(
         f"pretrain.{name}: {run.run_folder} belongs to another run: {identity.describe_differences(saved)}. "

@@ -14,7 +14,7 @@ from mae_vit.comparison.config import Overrides, override_words, slug
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.models.encoder_file import Cost, cost_of_weights
-from mae_vit.pretraining.report.run_record import last_step
+from mae_vit.pretraining.report.run_record import describe_score, last_step
 from mae_vit.runtime.locks import is_locked, try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
@@ -95,12 +95,8 @@ class RunSpec:
     def describe_result(self) -> str:
         """Words the result of a finished run: its score on test images or validation images, or its last loss."""
         summary = self.summary
-        for split, images in (("test", "test images"), ("val", "validation images")):
-            for metric, words in (("top1", f"of {images} right"), ("miou", f"mIoU on {images}")):
-                if (score := summary.get(f"{split}_{metric}")) is not None:
-                    return f"{score:.1%} {words}"
         loss = summary.get("loss")
-        return "done" if loss is None else f"loss {loss:.4g}"
+        return describe_score(summary) or ("done" if loss is None else f"loss {loss:.4g}")
 
     @property
     def _claim(self) -> Path:

@@ -79,7 +79,7 @@ class OneLineParser(argparse.ArgumentParser):
             hint = f"write {name[2:]}=VALUE"
         else:
             # Compare without the dashes, which all options share.
-            hint = closest(name[2:], [option[2:] for option in known], cutoff=0.6).replace('"', '"--', 1)
+            hint = closest(name[2:], [option[2:] for option in known], cutoff=0.55).replace('"', '"--', 1)
         if not hint:
             # An unknown option of a job is usually meant as a key of the config.
             keys = "; settings are KEY.PATH=VALUE, such as run.name=try" if self._takes_keys else ""

@@ -118,6 +118,8 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
         top = inner.partition(".")[0]
         listed = f"mae-vit config {top} lists its keys" if top in known else f"known: {', '.join(known)}"
         hint = f'did you mean "{near[0]}"?' if near else listed
+        if parts := sorted({key.path for key in keys if asked in key.path.rpartition(".")[2].split("_")}):
+            hint = f"keys with this word: {', '.join(parts)}"
         raise InputError(f'no key "{asked}"; {hint}')
     lines = list[str]()
     for key in _merged(found):

@@ -25,7 +25,7 @@ from mae_vit.config.schema import Config
 from mae_vit.config.section import OneOf, Section
 from mae_vit.config.typed_yaml import parse_value, parse_yaml
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.messages import closest_path, count_of, error_reason
 from mae_vit.core.urls import redact_url
 from mae_vit.core.user_files import read_text
 
@@ -272,7 +272,8 @@ def read_run_config(run: Path, text: str | None = None) -> dict[str, Any]:
     try:
         content = parse_yaml(read_text(path) if text is None else text, str(path))
     except FileNotFoundError:
-        raise InputError(f"{run} is not a run folder: it has no config.yaml") from None
+        what = "is not a run folder: it has no config.yaml" if run.exists() else "does not exist"
+        raise InputError("; ".join(filter(None, [f"{run} {what}", closest_path(run)]))) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):

@@ -54,10 +54,8 @@ def hint_at_config(path: Path) -> str:
         return f"for a run's weights give --ckpt {path} (fine-tuning) or model.init={path} (pretraining)"
     if path.is_dir():
         return f"for data give a config, then data.path={path}"
-    among = [*Path("configs").glob(f"*/*{_SUFFIX}"), *path.parent.glob(f"*{_SUFFIX}")]
-    if hint := closest_path(path, among):
-        return hint
-    return closest_path(path, [Path(preset.stem) for preset in preset_paths()])
+    presets = [Path(preset.stem) for preset in preset_paths()]
+    return closest_path(path, path.parent.glob(f"*{_SUFFIX}")) or closest_path(path, presets)
 
 
 @dataclass(frozen=True)

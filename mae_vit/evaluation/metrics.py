@@ -98,5 +98,5 @@ def interpret_gap(train_top1: float, test_top1: float, *, unknown: float = 0.0) 
         reading = "over-fitting: the accuracy is much higher on training images"
         return f"{scores}: {reading}" + (", though not yet high there" if train_top1 < _LEARNED else "")
     if train_top1 < _LEARNED:
-        return f"{scores}: under-fitting: the accuracy is low even on training images"
+        return f"{scores}: under-fitting or too few steps: the accuracy is low even on training images"
     return f"{scores}: no strong over-fitting or under-fitting"

@@ -22,7 +22,7 @@ from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
-from mae_vit.evaluation.metrics import Predictions, interpret_gap
+from mae_vit.evaluation.metrics import Predictions, interpret_gap, interval_of_share
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps, count_overlaps
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
@@ -200,6 +200,7 @@ class Results:
         return [
             f"  test      {what}{summary[f'test_{metric}']:.2%} of {summary['test_size']:,} images, with the weights "
             f"of step {step} ({self.aside(summary)})",
+            *([describe_interval(summary)] if "interval_95" in summary else []),
             *([f"  reading   {summary['reading']}"] if "reading" in summary else []),
             model,
             f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
@@ -317,11 +318,18 @@ def compare_with_test(data: FinetuneData, train: Predictions, test: Predictions)
     known = np.isin(test.labels, np.asarray(data.index.labels)[data.train])
     return {
         "test_top1": test.top1,
+        "interval_95": interval_of_share(test.top1, len(test)),
         "test_most_frequent": test.most_frequent,
         "test_top5": test.top5,
         "reading": interpret_gap(train.top1, test.top1, unknown=1 - float(known.mean())),
         "calibration_error": test.calibration_error,
     }
+
+
+def describe_interval(summary: dict[str, Any]) -> str:
+    """Returns the line about the interval of the accuracy."""
+    low, high = summary["interval_95"]
+    return f"  95 %      {low:.1%} to {high:.1%}, with other images"
 
 
 def run_facts(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def check_all(config: PretrainConfig | None, ranks: Ranks, arguments: Arguments)
         lines = [*map(str, checks), f"{counts}; nothing was trained"]
         if config is None:
             lines.append(
-                "not checked: data, workers, memory and disk, which depend on the run (--config FILE)"
+                "not checked: data, workers, memory and disk, which depend on the run (mae-vit doctor CONFIG)"
             )
         print(plan + "\n".join(lines), flush=True)
     if error is not None:

@@ -84,13 +84,13 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         return find_exit_code(error)
 
 
-def print_error(error: BaseException, *, interrupted: str = INTERRUPTED, program: str = "") -> None:
+def print_error(error: BaseException, *, interrupted: str = INTERRUPTED) -> None:
     """Prints an error of `EXIT_CODES` to stderr, a line for each mistake; for Ctrl-C the line `interrupted`."""
     if isinstance(error, KeyboardInterrupt):
         lines = [interrupted]
     else:
         lines = [f"error: {line}" for line in (error.lines if isinstance(error, InputError) else [error])]
-    print("\n".join(program + line for line in lines), file=sys.stderr, flush=True)
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def find_exit_code(error: BaseException) -> int:

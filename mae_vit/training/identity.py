@@ -44,9 +44,9 @@ FREE_KEYS = (
 PRECISION = "train.precision"
 _PLUGINS = "run.plugins"
 # Fingerprints of splits, and what a run has them for.
-_IMAGES = {"data.fingerprint": "training", "finetune.test_fingerprint": "test"}
+IMAGES = {"data.fingerprint": "training", "finetune.test_fingerprint": "test"}
 # They follow from the training images.
-_OF_THE_IMAGES = ("data.mean", "data.std")
+OF_THE_IMAGES = ("data.mean", "data.std")
 # Values that have no key of their own, and what a user changes to change them.
 _NAMES = {
     "finetune.evaluate_every_steps": "monitor.evaluate_every_steps",
@@ -95,22 +95,22 @@ class Identity:
         ]
 
     def describe_differences(self, saved: Mapping[str, Any], *, extend: bool = False) -> str:
-        """Names up to four differences from a saved identity, with both values; empty if there is none.
+        """Names up to four differences from a saved identity, with both values, and counts the rest; empty without.
 
         Other images are named by their path, unless another option chose them: fingerprints tell a reader nothing.
         """
         differing = self.differing_keys(saved, extend=extend)
-        other = [what for key, what in _IMAGES.items() if key in differing]
+        other = [what for key, what in IMAGES.items() if key in differing]
         chosen = any(
-            key.startswith(("data.", "finetune.test")) and key not in (*_IMAGES, *_OF_THE_IMAGES)
+            key.startswith(("data.", "finetune.test")) and key not in (*IMAGES, *OF_THE_IMAGES)
             for key in differing
         )
         words = list[str]()
         if other and not chosen:
             words = [f"data.path: {self.data_path} has other {' and '.join(other)} images than before"]
-        follow = [*_IMAGES, *(_OF_THE_IMAGES if "training" in other else ())]
+        follow = [*IMAGES, *(OF_THE_IMAGES if "training" in other else ())]
         words += [self._describe(saved, key) for key in differing if key not in follow]
-        return "; ".join(words[:4])
+        return "; ".join([*words[:4], *([f"and {more} more"] if (more := len(words) - 4) > 0 else [])])
 
     def _describe(self, saved: Mapping[str, Any], key: str) -> str:
         was, now = saved.get(key), self.values.get(key)

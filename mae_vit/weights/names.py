@@ -95,9 +95,8 @@ def _with_prefix(name: str) -> str:
     """Returns a hint for a name of timm or the Hub without its prefix; empty for other names."""
     if re.fullmatch(r"(vit|deit\d?|beit\w*|eva\d*)_\w+(\.\w+)?", name):
         return f'for timm give "{TIMM_PREFIX}{name}"'
-    owner, _, rest = name.partition("/")
-    is_repo = re.fullmatch(r"[\w.-]+", rest) and re.fullmatch(r"[\w-]+", owner) and not Path(owner).exists()
-    file = Path(rest).suffix in (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar")
+    is_repo = re.fullmatch(r"(?!runs/)[\w-]+/[\w.-]+", name) and not Path(name).parent.exists()
+    file = Path(name).suffix in (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar")
     return f'for the Hub give "hf:{name}"' if is_repo and not file else ""
 
 

@@ -39,7 +39,7 @@ def one_line(capsys) -> str:
     error = capsys.readouterr().err
     lines = error.strip().splitlines()
     assert len(lines) == 1, error
-    assert lines[0].startswith(("error: ", "mae-vit: error: ")), error
+    assert lines[0].startswith("error: "), error
     return lines[0]
 
 

@@ -31,6 +31,7 @@ from mae_vit.core import __version__
         # argparse itself names what is missing, and not what was misspelled.
         (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt; did you mean "--out"?'),
         (["embed", "x", "y"], "the following arguments are required: --out"),
+        (["export", "runs/none", "--to", "hf"], "runs/none do not exist; give a run folder"),
         (["--versoin"], 'did you mean "--version"?'),
         # Another command's option is no suggestion.
         (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
@@ -119,7 +120,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=500)
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")
+    assert errors.strip().splitlines()[-1].startswith("interrupted")
     assert "Traceback" not in errors
     assert not out.exists()
 

@@ -1,4 +1,4 @@
-"""Chooses the config of `--ckpt RUN` without `--config`: the run's data, and the recipe for its model's size."""
+"""Chooses the config of `--ckpt RUN` without a config: the run's data, and the recipe for its model's size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mae_vit.weights.read import read_weights
 
 # Keys of a run's data that its fine-tuning needs too.
 _KEPT = ("path", "split", "cache_dir", "cache_gib")
-_PASS = "give --config FILE data.path=DIR, such as --config finetune_cifar_tiny"
+_PASS = "give a config and data.path=DIR, such as finetune_cifar_tiny data.path=data/cifar10"
 # Model size -> configs of mode "finetune" and of modes that train nothing, each for images of up to so many pixels.
 _RECIPES = {
     "tiny-cifar": {40: "finetune_cifar_tiny", 80: "finetune_photos_64", math.inf: "finetune_photos_96"},

@@ -21,7 +21,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
 from mae_vit.finetuning.frozen.features import Frozen, open_frozen
 from mae_vit.finetuning.frozen.linear_probe import describe_probe, probe_bytes, score_by_probe
-from mae_vit.finetuning.results import run_facts, write_predictions
+from mae_vit.finetuning.results import describe_interval, run_facts, write_predictions
 from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
@@ -228,7 +228,7 @@ def _describe_outcome(config: FinetuneConfig, summary: dict[str, Any], path: Pat
         lines = [f"done: validation {summary['val_top1']:.2%} of {images:,} images ({mode}); {unread}"]
     if "interval_95" in summary:
         low, high = summary["interval_95"]
-        lines.append(f"  95 %      {low:.1%} to {high:.1%}, with other {images:,} images")
+        lines.append(describe_interval(summary))
         if (random := summary.get("random_weights_top1")) is not None:
             way = "more" if low > random else "less" if high < random else "no clear difference"
             lines[-1] += f"; the same network with random weights has {random:.2%}: {way}"

@@ -121,7 +121,8 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
             # Of a comparison's row, a run with test results before those that chose settings.
             tested = (file for file in inside if (file.parent / "results.json").is_file())
             hint = f'did you mean "{next(tested, inside[0]).parent}"?'
-        raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
+        what = f": cannot read {file.name}: {error_reason(error)}" if path.exists() else " does not exist"
+        raise InputError(f"{named}{what} ({hint})") from None
     except InputError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Writes the page of a pretraining run: texts and charts for the template `run.html`."""
+"""Writes the page of a run: texts and charts for the template `run.html`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ _WORDS = {
     "feature_std": "standard deviation of features",
     "few_shot_top1": "linear layer, %",
     "knn_top1": "nearest neighbors, %",
+    "per_class": "score by class",
     "chance_top1": "always the most frequent class, %",
     "retrieval_top1": "views that find their partner, %",
     "z_std": "standard deviation of projections",
@@ -73,6 +74,7 @@ def write_page(record: RunRecord) -> str:
         num_damaged=len(record.damaged),
         plan=record.plan,
         environment=_environment(record),
+        labels="finetune" in record.config,
         config=dump_yaml(record.config) if record.config else "",
         problems=record.problems,
     )

@@ -1,4 +1,4 @@
-"""Reads the files in the folder of a pretraining run, at any moment of the run."""
+"""Reads the files in the folder of a run, at any moment of the run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class RunRecord:
     Config and environment have URLs without credentials.
 
     Attributes:
+        summary: `summary.json`, and the accuracy by class of a fine-tuning run.
         lines: lines of `metrics.jsonl`, by step.
         damaged: lines of `quarantine.jsonl`.
         incidents: the rollback reports, by step.
         pictures: paths of PNG files, by step.
         problems: a line for each unreadable file.
+        trains: whether a process trains in the folder now.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class RunRecord:
     pictures: tuple[Path, ...] = ()
     plan: str = ""
     problems: tuple[str, ...] = ()
+    trains: bool = False
 
     @property
     def name(self) -> str:
@@ -62,28 +65,37 @@ def read_run(path: Path) -> RunRecord:
     """Reads a run folder. Missing or damaged files become `problems`.
 
     Raises:
-        InputError: if it is not the folder of a pretraining run.
+        InputError: if it is not the folder of a run.
     """
     folder, problems = RunFolder(path), list[str]()
     _check_kind(path)
     config = _read(path / "config.yaml", problems, lambda file: read_run_config(file.parent))
-    if isinstance(config.get("finetune"), dict):
-        raise InputError(
-            f"{path} is a fine-tuning run, and this page is for pretraining; see {folder.summary} for its results"
-        )
+    summary = _read(folder.summary, problems)
+    if tested := isinstance(config.get("finetune"), dict) and _read(path / "results.json", []):
+        summary = {**summary, "per_class": tested["per_class"]}
     incidents = (_read(file, problems) for file in sorted((path / "incidents").glob("step-*.json")))
     return RunRecord(
         path,
         config=redacted(config),
         environment=redacted(_read(path / "environment.json", problems)),
-        summary=_read(folder.summary, problems),
+        summary=summary,
         lines=tuple(sorted(_read(folder.metrics, problems, read_json_lines), key=lambda line: line["step"])),
         damaged=tuple(_read(folder.quarantine, [], read_json_lines)),  # most runs have none
         incidents=tuple(filter(None, incidents)),
         pictures=tuple(sorted(folder.pictures.glob("step-*.png"))),
         plan=folder.plan.read_text("utf-8", "replace") if folder.plan.is_file() else "",
         problems=tuple(problems),
+        trains=bool(folder.describe_user()),
     )
+
+
+def describe_score(summary: Mapping[str, Any]) -> str:
+    """Words the score of a finished fine-tuning run on test images, else on validation images; empty without one."""
+    for split, images in (("test", "test images"), ("val", "validation images")):
+        for metric, words in (("top1", f"of {images} right"), ("miou", f"mIoU on {images}")):
+            if (score := summary.get(f"{split}_{metric}")) is not None:
+                return f"{score:.1%} {words}"
+    return ""
 
 
 def last_step(folder: Path) -> int:
@@ -105,7 +117,8 @@ def _check_kind(path: Path) -> None:
         raise InputError(f"{path} is a comparison; open its own page, {path / 'report.html'}")
     runs = sorted(config.parent.name for config in path.glob("*/config.yaml"))
     hint = f"runs in it: {', '.join(runs[:5])}" if runs else "" if path.is_dir() else closest_path(path)
-    raise InputError("; ".join(filter(None, [f"{path} is not a run folder", hint])))
+    what = "is not a run folder" if path.exists() else "does not exist"
+    raise InputError("; ".join(filter(None, [f"{path} {what}", hint])))
 
 
 def _read(path: Path, problems: list[str], read: Callable[[Path], Any] = read_json) -> Any:

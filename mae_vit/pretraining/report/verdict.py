@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mae_vit.core.messages import count_of
 from mae_vit.evaluation.metrics import interval_of_share
-from mae_vit.pretraining.report.run_record import RunRecord
+from mae_vit.pretraining.report.run_record import RunRecord, describe_score
 
 # Below this effective rank, features are nearly equal for all images. A fall alone is no warning: in our MAE runs the
 # rank falls to a third while the probes improve (docs/results/rankme.json).
@@ -45,7 +45,9 @@ class Verdict(NamedTuple):
 
 
 def verdict(record: RunRecord) -> Verdict:
-    """Judges a run by its online probe, else by its loss."""
+    """Judges a run by its online probe, else by its loss; of a fine-tuning run it tells the score."""
+    if "finetune" in record.config:
+        return _of_labels(record)
     if not record.lines:
         return Verdict(f"{_state(record)}: nothing was logged yet.", [], "")
     held_out, training = metric_values(record.lines, "loss", "heldout"), metric_values(record.lines, "loss")
@@ -78,12 +80,24 @@ def verdict(record: RunRecord) -> Verdict:
     return Verdict(answer, reasons, _next(record, learned, falling))
 
 
+def _of_labels(record: RunRecord) -> Verdict:
+    summary, run = record.summary, quote(str(record.path))
+    answer = ": ".join(filter(None, [_state(record), describe_score(summary)]))
+    reasons = [str(summary["reading"]).capitalize()] if "reading" in summary else []
+    if interval := summary.get("interval_95"):
+        reasons.insert(0, "95 % interval, with other images: {:.1%} to {:.1%}.".format(*interval))
+    usable = summary.get("status") == "done" and summary.get("mode") == "finetune"
+    return Verdict(f"{answer}.", reasons, f"Next: use it (`mae-vit predict {run} IMAGES`)." if usable else "")
+
+
 def _state(record: RunRecord) -> str:
     total = record.summary.get("total_steps")
     at = f"step {record.step:,}" + (f" of {total:,}" if total else "")
     states = {
-        "done": f"Finished, {count_of(record.step, 'step')}",
-        "running": f"Running, {at} when this page was written",
+        "done": "Finished" + f", {count_of(record.step, 'step')}" * bool(record.step),
+        "running": f"Running, {at} when this page was written"
+        if record.trains
+        else f"Killed, it seems, at {at} (no process holds its lock; the same command resumes)",
         "interrupted": f"Interrupted after saving at {at} (the same command resumes)",
         "failed": f"Failed at {at}",
     }

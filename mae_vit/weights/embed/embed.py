@@ -188,8 +188,12 @@ def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"{path} is damaged; delete {path.parent}") from None
     differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
     if differing:
-        reasons = ", ".join(f"{key} was {saved.get(key)}, now {asked[key]}" for key in differing)
-        raise InputError(f"{path.parent} has other options ({reasons}); delete it, or give another --out")
+        options = [key for key in differing if not key.startswith("data_")]
+        reasons = ["of other images"] * (len(options) < len(differing))
+        reasons += [f"{key} was {saved.get(key)}, now {asked[key]}" for key in options]
+        raise InputError(
+            f"{path.parent} has other features ({', '.join(reasons)}); delete it, or give another --out"
+        )
     return saved
 
 

@@ -108,6 +108,12 @@ def test_a_folder_of_another_pretraining_run_is_named_before_anything_begins(dig
     capsys.readouterr()
     assert main([*command, "pretrain.MAE.set.train.steps=3"]) == 2
     said(capsys.readouterr().err)
+    other = shutil.copytree(digits, tmp_path / "other data")
+    described = json.loads((other / "dataset.json").read_text())
+    described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
+    (other / "dataset.json").write_text(json.dumps(described))
+    assert main([*command, "pretrain.MAE.set.train.steps=3", f"data.path={other}"]) == 2
+    said(capsys.readouterr().err.replace(str(digits), "DIGITS"))
     assert not (tmp_path / "run").exists()
     # So is a run that trains there, before its first save.
     (tmp_path / "mae").rename(tmp_path / "kept")

@@ -62,7 +62,11 @@ def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_pat
     assert predict(folder, digits, tmp_path / "p.csv", "--split", "test", "--top", 2) == 0
     out = capsys.readouterr().out
     ours, theirs = rows_of(tmp_path / "p.csv"), rows_of(folder / "predictions.csv")
-    assert main(["predict", str(folder), str(digits), "--split", "test", "--workers", "0"]) == 0
+    again = ["predict", str(folder), str(digits), "--split", "test", "--workers", "0"]
+    assert main(again) == 0
+    capsys.readouterr()
+    assert main(again) == 2, "predictions of other images stay"
+    assert "--out" in one_line(capsys)
     assert [row["prediction"] for row in rows_of(folder / "predicted.csv")] == [
         row["prediction"] for row in ours
     ]
@@ -90,7 +94,7 @@ def test_a_folder_of_images_with_a_broken_one(run, digits, photos, tmp_path, cap
     rows = rows_of(tmp_path / "p.csv")
     assert [row["path"] for row in rows] == ["0.png", "1.png", "2.png"]
     assert list(rows[0]) == ["path", "key", "prediction", "probability"]
-    assert [row["path"] for row in rows_of(tmp_path / "p.csv.broken.csv")] == ["broken.png"]
+    assert [row["path"] for row in rows_of(tmp_path / "p.broken.csv")] == ["broken.png"]
     classifier = mae_vit.load_classifier(run)
     assert classifier.classes == tuple(open_index(digits, "test").dataset.classes)
     (chances,) = classifier.predict(classifier.transform(folder / "1.png")[None])
@@ -125,7 +129,14 @@ def test_the_images_that_were_trained_on_are_named(run, digits, tmp_path, capsys
     assert "--split test" in capsys.readouterr().err
     assert Counter(row["split"] for row in rows_of(tmp_path / "p.csv")) == {"train": 1497, "test": 300}
     assert predict(run, digits, tmp_path / "p.csv", "--split", "test") == 0
-    assert "--split test" not in capsys.readouterr().err
+    assert "note: " not in capsys.readouterr().err
+    described = json.loads((digits / "dataset.json").read_text())
+    described["splits"]["val"] = described["splits"].pop("test")
+    only = tmp_path / "data"
+    shutil.copytree(digits, only)
+    (only / "dataset.json").write_text(json.dumps(described))
+    assert predict(run, only, tmp_path / "p.csv", "--split", "train") == 0
+    assert "--split val" in capsys.readouterr().err
 
 
 def test_bands_of_16_bits(tmp_path):
@@ -150,6 +161,7 @@ def test_labels_of_other_classes_are_kept_and_not_compared(run, photos, tmp_path
     assert predict(run, photos("3/1.png", "owl/1.png"), tmp_path / "p.csv") == 0
     out, err = capsys.readouterr()
     assert "on 1 image" in out
+    assert "prepared data" in err, "what it was trained on is not known by files"
     assert "(owl)" in err
     shutil.rmtree(tmp_path / "photos" / "3")
     assert predict(run, photos("cat/1.png"), tmp_path / "p.csv") == 0
@@ -169,7 +181,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digit
         "must end in .csv": (run, digits, tmp_path / "p.npz"),
         "1 to 10": (run, digits, out, "--top", 11),
         "at least 1": (run, digits, out, "--batch-size", 0),
-        str(tmp_path / "none"): (tmp_path / "none", digits, out),
+        f"{tmp_path / 'none'} does not exist (": (tmp_path / "none", digits, out),
         "the model.safetensors": (pretrained / "encoder.safetensors", digits, out),
         '"tst"': (run, digits, out, "--split", "tst"),
         "known: cifar10": (run, tmp_path / "none", tmp_path / "new" / "p.csv"),
@@ -213,5 +225,5 @@ def test_a_file_of_strangers_is_one_line(run, digits, tmp_path, capsys, name):
     path = tmp_path / "model.safetensors"
     save_file(load_file(run / "model.safetensors"), path, {"mae_vit": json.dumps(changed)})
     assert predict(path, digits, tmp_path / "p.csv") == 2
-    assert one_line(capsys).startswith(f"mae-vit: error: {path}")
+    assert one_line(capsys).startswith(f"error: {path}")
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]

@@ -20,6 +20,9 @@ from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import TarIndex, open_index
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.pretraining.command import main as pretrain
+from mae_vit.pretraining.report.page import write_page
+from mae_vit.pretraining.report.run_record import read_run
+from mae_vit.pretraining.report.verdict import verdict
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 from mae_vit.training.trainer import Trainer
 
@@ -59,6 +62,25 @@ def test_a_run_leaves_what_it_promises(shared, digits, pretrained):
     assert counts.sum() == len(rows)
     assert counts.trace() == sum(right)
     assert results["per_class"]["3"] == pytest.approx(counts[3, 3] / counts[3].sum())
+    low, high = summary["interval_95"]
+    assert low < summary["test_top1"] < high
+    assert f"  95 %      {low:.1%} to {high:.1%}, " in output
+
+
+@pytest.mark.parametrize("mode", ["finetune", "knn"])
+def test_a_report_tells_the_score(shared, pretrained, mode):
+    folder = shared(*(() if mode == "finetune" else ["finetune.mode=knn"]), ckpt=pretrained).folder
+    summary, record = summary_of(folder), read_run(folder)
+    low, high = summary["interval_95"]
+    said, page = str(verdict(record)), write_page(record)
+    begin = "Finished, 6 steps" if mode == "finetune" else "Finished"
+    assert said.startswith(f"{begin}: {summary['test_top1']:.1%} of test images right.\n95 % interval")
+    assert f": {low:.1%} to {high:.1%}." in said
+    assert (f"mae-vit predict {folder}" in said) == (mode == "finetune")
+    per_class = json.loads((folder / "results.json").read_text())["per_class"]
+    assert f"<td>score by class: 3</td><td>{per_class['3']:.5g}</td>" in page
+    assert "fine-tuning run" in page
+    assert "Online probe:" not in page
 
 
 def test_the_best_epoch_on_held_out_images_is_tested(shared):

@@ -35,8 +35,9 @@ ROWS = {
 
 @pytest.mark.parametrize("measured", MEASUREMENTS, ids=lambda measured: measured.source)
 def test_the_table_has_the_results(measured):
-    accuracy = {}
-    with (ROOT / "docs" / "results" / measured.source / "results.csv").open() as file:
+    accuracy, folder = {}, ROOT / "docs" / "results" / measured.source
+    assert (folder / "README.md").is_file()
+    with (folder / "results.csv").open() as file:
         for row in csv.DictReader(file):
             if row["mode"] == "finetune":
                 accuracy.setdefault(row["entry"], []).append(100 * float(row["test_top1"]))

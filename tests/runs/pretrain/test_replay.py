@@ -47,7 +47,9 @@ def test_the_command_writes_a_picture_and_names(call, tmp_path, capsys):
     capsys.readouterr()
     run = tmp_path / "run"
     assert main(["replay", str(run), "--step", "3"]) == 0
-    assert "those of step 2" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "step 3, which is data step 2, in epoch 0 (" in said
+    assert "those of step 2" in said
     path = run / "replay" / "step-00000003-rank-0.png"
     assert Image.open(path).width == 16 * (64 + 2)
     with path.with_suffix(".csv").open() as file:
@@ -75,12 +77,13 @@ def test_what_there_is_not_is_one_line(call, digits, tmp_path, capsys):
 
     def line(*words) -> str:
         assert main([*map(str, words)]) == 2
-        return one_line(capsys).removeprefix("mae-vit: error: ")
+        return one_line(capsys).removeprefix("error: ")
 
     assert line("replay", run, "--step", 7).startswith("--step 7: ")
     assert line("replay", run, "--step", 0).startswith("--step 0: ")
     assert line("replay", run, "--step", 2, "--rank", 1).startswith("--rank 1: ")
-    assert line("replay", tmp_path, "--step", 1).startswith(str(tmp_path))
+    assert line("replay", tmp_path, "--step", 1).startswith(f"{tmp_path} is not a run folder")
+    assert line("replay", f"{run}s", "--step", 1) == f'{run}s does not exist; did you mean "{run}"?'
     # Data that are elsewhere are named as what the run recorded.
     config = run / "config.yaml"
     config.write_text(config.read_text().replace(f"path: {digits}", "path: data/mine"))

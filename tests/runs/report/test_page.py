@@ -18,6 +18,7 @@ from mae_vit.pretraining.command import main as pretrain
 from mae_vit.pretraining.report.page import thinned, write_page
 from mae_vit.pretraining.report.run_record import RunRecord, read_run
 from mae_vit.pretraining.report.verdict import verdict
+from mae_vit.training.outputs.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -213,14 +214,10 @@ def test_incidents_and_damaged_samples_are_listed(run_folder):
 def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
     (tmp_path / "compared").mkdir()
     (tmp_path / "compared" / "results.csv").touch()
-    tuned = shutil.copytree(run_folder, tmp_path / "tuned")
-    with (tuned / "config.yaml").open("a") as file:
-        file.write("finetune: {mode: finetune}\n")
     for arguments, expected in (
-        ([tmp_path / "smal"], f'did you mean "{run_folder}"'),
+        ([tmp_path / "smal"], f'does not exist; did you mean "{run_folder}"'),
         ([tmp_path], "runs in it: small"),
         ([tmp_path / "compared"], f"its own page, {tmp_path / 'compared' / 'report.html'}"),
-        ([tuned], f"is a fine-tuning run, .* {tuned / 'summary.json'}"),
         ([run_folder, "--out", tmp_path], "is a folder; give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
@@ -319,8 +316,13 @@ def test_each_state_is_named(run_folder, status):
     (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 5, "lo')
     change(run_folder / "summary.json", status=status, steps=4)
     page = page_of(run_folder)
-    assert re.search(rf"{status.capitalize()}[^.]* step 4 of 6", page)
+    killed = status == "running"
+    assert re.search(rf"{'Killed' if killed else status.capitalize()}[^.]* step 4 of 6", page)
     assert ("Next: " in page) == (status == "failed")
+    if killed:
+        with RunFolder(run_folder) as folder:
+            folder.lock()
+            assert re.search(r"Running[^.]* step 4 of 6", page_of(run_folder))
 
 
 def test_a_run_measures_the_weights_that_it_begins_with(run_folder):

@@ -20,7 +20,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 def test_presets_are_listed_and_shown(capsys):
     assert main(["presets"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["NAME", "HARDWARE", "TIME", "WHAT"]
+    assert head.split() == ["NAME", "HARDWARE", "TOOK", "WHAT"]
     assert [line.split()[0] for line in lines] == [path.stem for path in preset_paths()]
     (line,) = (line for line in lines if line.startswith("mae_digits "))
     assert re.split(r"  +", line)[1:3] == ["two CPU cores", "4 minutes"]
@@ -47,6 +47,8 @@ def test_presets_are_listed_and_shown(capsys):
         (["pretrain", "finetune_cifar_tiny"], "(mae-vit finetune)"),
         (["pretrain", "compare_demo"], "(mae-vit compare)"),
         (["finetune"], "--ckpt RUN"),
+        (["finetune", "--checkpoint", "runs/a"], 'did you mean "--ckpt"?'),
+        (["doctor", "train.epochs=3"], "mae-vit doctor mae_base train.epochs=3"),
         (["pretrain", "mae_digits", "\u2013resume", "never"], "write --resume"),
         (["pretrain", "mae_digits", "--device", "cuda"], "CUDA_VISIBLE"),
         (["compare", "compare_demo", "train.device=cpu"], "set.run.device=cpu"),

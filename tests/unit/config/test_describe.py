@@ -56,7 +56,14 @@ def test_every_key_is_explained_in_at_most_a_hundred_columns(monkeypatch):
 
 @pytest.mark.parametrize(
     "key",
-    ["train.epoch", "optim.learning", "nothing_like_it", "pretrain.MAE.dirs", "pretrain.MAE.train.epochz"],
+    [
+        "train.epoch",
+        "optim.learning",
+        "nothing_like_it",
+        "decoder",
+        "pretrain.MAE.dirs",
+        "pretrain.MAE.train.epochz",
+    ],
 )
 def test_an_unknown_key_names_the_nearest(capsys, said, key):
     assert main(["config", key]) == 2

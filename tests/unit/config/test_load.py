@@ -133,7 +133,7 @@ def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
     mine = tmp_path / "photos.yaml"
     mine.write_text("")
     for path, named in {
-        Path("mae_digit"): 'did you mean "configs/pretrain/mae_digits.yaml"?',
+        Path("mae_digit"): 'did you mean "mae_digits"?',
         tmp_path / "photo.yaml": f'did you mean "{mine}"?',
         tmp_path / "else.yaml": "else.yaml: no such file or directory",
         # A folder that is there: what it may be meant for.

@@ -66,7 +66,7 @@ def test_a_class_without_images_has_no_accuracy():
 def test_the_gap_is_read():
     assert "over-fitting" in interpret_gap(0.95, 0.70)
     assert "not yet high" in interpret_gap(0.70, 0.40)
-    assert "under-fitting" in interpret_gap(0.53, 0.49)
+    assert "under-fitting or too few steps" in interpret_gap(0.53, 0.49)
     assert "no strong" in interpret_gap(0.93, 0.91)
     assert "gap -2.0 points" in interpret_gap(0.50, 0.52)
 
