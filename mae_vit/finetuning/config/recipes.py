@@ -107,7 +107,7 @@ def _recipe(model: Mapping[str, Any], mode: Mode | None) -> tuple[str, Sequence[
 def what_is_missing(dataset: Dataset, split: str, *, masks: bool) -> str:
     """Says that data lack labels, or masks, to train on, or another split to measure on, and the remedy; else empty."""
     info, missing = dataset.splits.get(split), dict[str, str]()
-    if info is None or not (info.masks if masks else any(info.class_counts)):
+    if info is None or not (info.masks if masks else dataset.classes and any(info.class_counts)):
         remedy = "from class folders (photos/CLASS/*.jpg) or with --labels"
         missing["no masks" if masks else "no labels"] = "with --masks" if masks else remedy
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
