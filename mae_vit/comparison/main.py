@@ -43,6 +43,7 @@ from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.modes import ModeName
 from mae_vit.finetuning.config.pretrained import WeightsOverrides, read_values
+from mae_vit.finetuning.config.recipes import what_is_missing
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -196,7 +197,7 @@ def check_data(plan: ComparisonPlan) -> None:
     """Checks that local data exist and have enough labels. Setting runs up checks remote data.
 
     Raises:
-        InputError: if data are missing, have no labels, or a class has too few.
+        InputError: if data are missing, have no labels or no test images, or a class has too few.
     """
     path = plan.config.data.path
     for settings in (plan.config.set, *(section.set for section in plan.config.pretrain.values())):
@@ -208,11 +209,8 @@ def check_data(plan: ComparisonPlan) -> None:
     # With masks, images without a label form one class.
     labels = np.maximum(index.labels, 0) if plan.config.segments else np.asarray(index.labels)
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
-    if not most:
-        raise InputError(
-            f"{path} has no labels, which a comparison needs; prepare it from class folders (photos/CLASS/*.jpg) or "
-            "with --labels"
-        )
+    if missing := what_is_missing(index.dataset, index.split, masks=plan.config.segments):
+        raise InputError(f"{path} {missing}")
     asked = max((number for number in plan.config.labels_per_class if number != "all"), default=0)
     if asked > most:
         raise InputError(
@@ -315,12 +313,13 @@ def _row(plan: ComparisonPlan, entry: EntrySection, times: Times, indent: str = 
             groups.setdefault((cell.labels, cell.mode), []).append(cell)
     for (_, mode), cells in groups.items():
         choice, seeds = cells[0].run.choice, ", ".join(str(cell.seed) for cell in cells)
+        seeds = f"seed{'s' * (len(cells) > 1)} {seeds}"
         if choice and choice.runs and entry.compute_of is None:
             lines.append(f"{indent}  tune {len(choice.runs)} settings: {_progress(choice.runs, times)}")
         after = f", as long as {entry.compute_of}" if entry.compute_of else ""
         runs = [cell.run for cell in cells]
         lines.append(
-            f"{indent}  {describe_labels(cells[0].labels)}, {mode}{after}, seeds {seeds}: {_progress(runs, times)}"
+            f"{indent}  {describe_labels(cells[0].labels)}, {mode}{after}, {seeds}: {_progress(runs, times)}"
         )
     return lines
 

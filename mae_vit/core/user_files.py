@@ -28,9 +28,8 @@ OTHER_EXTENSIONS = (
     *("txt", "json", "xml", "csv", "tsv", "jsonl", "cls", "caption", "yaml", "yml", "md"),
     *("html", "py", "ipynb", "log", "sh", "db", "ini", "ovr", "msk", "tfw", "xlsx"),
 )
-# Unread formats that may hold images; of other unread files it is unknown.
+# Other unread formats that may hold images; of further unread files it is unknown.
 CONVERTIBLE_EXTENSIONS = frozenset((
-    *UNREAD_EXTENSIONS,
     *("nd2", "czi", "lif", "oib", "oif", "svs", "ndpi", "mrxs", "vsi"),
     *("nii", "nii.gz", "mha", "mhd", "nrrd", "jp2", "j2k", "exr", "fits", "psd", "svg", "pdf", "tga", "ico"),
     *("idx", "idx.gz"),

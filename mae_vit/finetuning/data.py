@@ -21,7 +21,7 @@ from mae_vit.data.images.augment import Augment, Interpolation
 from mae_vit.data.index import ShardIndex, check_held_out, open_whole_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
-from mae_vit.finetuning.config.recipes import TEST_SPLITS
+from mae_vit.finetuning.config.recipes import TEST_SPLITS, what_is_missing
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import SHOWN_IMAGES, HeldOut
@@ -267,10 +267,8 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
     splits = index.dataset.splits
     split = next((name for name in TEST_SPLITS if name in splits and name != config.data.split), None)
     if split is None:
-        raise InputError(
-            f'{redact_url(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}); '
-            "prepare it with --holdout 1/10"
-        )
+        missing = what_is_missing(index.dataset, index.split, masks=config.mode.labels == "mask")
+        raise InputError(f"{redact_url(config.data.path)} {missing}")
     test_index = open_whole_index(index.folder, split, remote=index.remote)
     if not (read_labels(config, test_index) >= 0).any():
         masks, where = test_index.dataset.segmentation is not None, redact_url(config.data.path)

@@ -26,7 +26,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.core.urls import is_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
-from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.prepare import last_command, prepare
 from mae_vit.data.prepare.selection import MEASURED as HELD_OUT
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import Dataset, read_dataset
@@ -155,6 +155,13 @@ class Images:
         return tested < _TESTED_PER_CLASS * self.classes or uncertainty_points(tested) > _SURE_POINTS
 
     @property
+    def too_few_drawn(self) -> bool:
+        """Whether `--holdout` drew too few test images, and a larger share gives more."""
+        val = self.dataset.splits.get("val")
+        drawn = val is not None and val.processing.holdout is not None and self.are_few(self.tested)
+        return drawn and self.tested_of(self.share) > self.tested
+
+    @property
     def sides(self) -> set[int]:
         """Smallest and largest height and width, in pixels."""
         info = self.dataset.splits["train"]
@@ -225,12 +232,16 @@ def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
     return PHOTOS_64
 
 
-def describe_gain(images: Images, steps: int) -> str:
-    """Says whether pretraining is expected to help, and what this was measured on."""
-    near = min(
+def _nearest(images: Images) -> Measured:
+    return min(
         MEASUREMENTS,
         key=lambda each: (abs(math.log(each.side / images.side)), abs(math.log(each.images / images.train))),
     )
+
+
+def describe_gain(images: Images, steps: int) -> str:
+    """Says whether pretraining is expected to help, and what this was measured on."""
+    near = _nearest(images)
     reached = [length for length in near.gains if length <= steps]
     length = max(reached, default=min(near.gains))
     gain = near.gains[length]
@@ -266,10 +277,21 @@ def warn_of_few(images: Images) -> str:
         f"{count_of(tested, 'held-out image')} of {count_of(images.classes, 'class', 'classes')}: accuracy is "
         f"known to ± {uncertainty_points(tested):.0f} points"
     )
-    val = images.dataset.splits.get("val")
-    if more <= tested or val is None or not val.processing.holdout:
-        return text
-    return f"{text} (prepare --overwrite --holdout {images.share}: ± {uncertainty_points(more):.0f})"
+    if not images.held_out:
+        return f"--holdout {images.share} gives {text}"
+    return (
+        f"{text} (--holdout {images.share}: ± {uncertainty_points(more):.0f})"
+        if images.too_few_drawn
+        else text
+    )
+
+
+def _prepare_again(images: Images) -> str:
+    """Returns the recorded command of the data with a larger share to hold out; empty if unknown or not needed."""
+    command = re.sub(r" --(overwrite|holdout[= ]\S+)", "", last_command(images.folder))
+    here = Path(images.given).resolve() in [Path(word).resolve() for word in shlex.split(command)]
+    needed = here and (not images.held_out or images.too_few_drawn)
+    return f"{command} --overwrite --holdout {images.share}" if needed else ""
 
 
 def _run_name(preset: str, data: str) -> str:
@@ -285,7 +307,7 @@ def _run_name(preset: str, data: str) -> str:
 
 def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[str]:
     """Returns the commands to type; labels and held-out images decide which."""
-    data, commands = images.given, []
+    data, commands = images.given, list(filter(None, [_prepare_again(images)]))
     if not images.prepared:
         holdout = "" if images.held_out else f" --holdout {images.share}"
         data = f"data/{Path(images.given).resolve().name.partition('.')[0]}"
@@ -294,6 +316,10 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
     run, tuned, compared = (_run_name(one, data) for one in (preset.pretrain, preset.finetune, _COMPARED))
     # The presets for photographs read this folder.
     path = [f"data.path={shlex.quote(data)}"] * (preset.compare is None or Path(data) != Path("data/photos"))
+    few = images.train < _FEW_IMAGES * _nearest(images).images
+    if few and images.labeled and images.dataset.bands.photographs:
+        published = "--ckpt frozen:timm:vit_small_patch14_reg4_dinov2 finetune.mode=knn"
+        commands.append(f"mae-vit finetune linear_probe_base {published} data.path={shlex.quote(data)}")
     several = torch.cuda.device_count() > 1
     job = "deepspeed --module mae_vit.cli pretrain" if several else "mae-vit pretrain"
     named = [f"run.name={run}"] * (run != preset.pretrain)
@@ -312,7 +338,7 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
 
 
 def recommend(path: str) -> list[str]:
-    """Returns the lines to print, 15 at most.
+    """Returns the lines to print, about a screen.
 
     Raises:
         InputError: if the path holds no images to train on.
@@ -345,10 +371,8 @@ def recommend(path: str) -> list[str]:
             "time": describe_time(plan, ALONE, tried),
             "gain": describe_gain(images, plan.total_steps),
         }
-        if images.prepared and images.labeled and not images.held_out:
-            facts["missing"] = (
-                f"held-out images to measure on: mae-vit prepare ... --holdout {images.share} sets them aside"
-            )
+        if images.prepared and not images.held_out and not _prepare_again(images):
+            facts["missing"] = f"held-out images; prepare the images again with --holdout {images.share}"
         elif few := warn_of_few(images):
             facts["warning"] = few
         options: dict[str, Any] = {"subsequent_indent": " " * 9, "break_on_hyphens": False}

@@ -62,12 +62,13 @@ def describe_training(
         saves = f"every {minutes:g} min{' and' if saves == 'at the end' else ','} {saves}"
     threads = "" if device.type == "cuda" else ", threads {} ({})".format(*choose_threads(ranks))
     free = shutil.disk_usage(nearest_existing(folder)).free
+    rest = plan.num_samples % plan.effective_batch_size
+    skipped = f"; each epoch skips a random {count_of(rest, 'image')}, too few for a batch" * (rest > 0)
     return {
         "batch": f"{plan.effective_batch_size:,} = {count_of(ranks.world_size, 'rank')} x "
         f"{count_of(plan.accumulation, 'micro-batch', 'micro-batches')} x {plan.batch_size_per_device}",
-        "length": f"{count_of(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
-        f"{count_of(plan.steps_per_epoch, 'step')}; each epoch leaves out "
-        f"{plan.num_samples % plan.effective_batch_size:,} images",
+        "length": f"{count_of(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:,.2f} epochs of "
+        f"{count_of(plan.steps_per_epoch, 'step')}{skipped}",
         "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; cosine to "
         f"{optim.min_lr:g}; {optim.name}",
         **({"time": time} if time else {}),

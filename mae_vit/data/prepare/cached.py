@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -50,6 +51,9 @@ def prepare_once(source: Path, cache: Path) -> Path:
             if not out.exists():
                 _prepare(source, out, total)
             os.utime(out)
+    except InputError as error:
+        command = f" (options of `mae-vit prepare {shlex.quote(str(source))} OUT`; then give OUT)"
+        raise InputError(f"{error}{command * (' --' in str(error))}") from None
     except OSError as error:
         raise InputError(
             f"data.path={source} cannot be prepared in {home} ({error.filename or home}: {error_reason(error)}); "
@@ -86,6 +90,7 @@ def _prepare(source: Path, out: Path, total: int) -> None:
             selection=Selection(holdout=_HOLDOUT if alone else None),
             workers=default_workers(),
         )
+        report.record(partial, f"data.path={source}")
         os.rename(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

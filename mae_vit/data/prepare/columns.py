@@ -147,11 +147,11 @@ def _with_header(table: Path, find: Find) -> tuple[dict[str, str], list[dict[str
     """Returns the columns' names as written by those in lower case, the rows, and whether the table names none."""
     first, *rows = read_lines(user_files.read_text(table), f"table {table}: ") or [[]]
     known = {name.lower() for name in first} & {*PATHS, *user_files.LABEL_NAMES}
-    second = [*find_all(find, rows[0] if rows else []), *[None] * len(first)]
+    second = [*find_all(find, rows[0] if rows else first), *[None] * len(first)]
     pairs = zip(first, find_all(find, first), second, strict=False)
     # A word of a header may be an image's name too: 1 of 1.jpg.
     headless = not known and any(
-        one is not None and (user_files.is_image(cell) or below is not None) for cell, one, below in pairs
+        user_files.is_image(cell) or (one is not None and below is not None) for cell, one, below in pairs
     )
     written = [str(number) for number in range(1, len(first) + 1)] if headless else first
     indices = {name.lower(): index for index, name in enumerate(written) if name}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
@@ -89,6 +89,7 @@ class ImageSource:
         entries: all images.
         classes: all class names, if the source orders them.
         notes: remarks on files that are not among the images.
+        left_out: why each of these files is not.
         segmentation: the classes of the images' masks.
     """
 
@@ -97,6 +98,7 @@ class ImageSource:
     classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     segmentation: Segmentation | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def safe_member_path(name: str, where: str) -> str:

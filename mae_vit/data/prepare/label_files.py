@@ -128,7 +128,7 @@ def split_off(source: ImageSource) -> list[ImageSource]:
     if len(rest) in (0, len(train)):
         return [source]
     kept = [entry for entry in source.entries if entry.class_name is not None or entry.split != "train"]
-    return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=())]
+    return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=(), left_out={})]
 
 
 def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOptions) -> ImageSource:
@@ -142,24 +142,26 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     found = find_images(spec, options.out, labels=False)
     entries = [entry for entry in found.entries if entry.split == "train"]
     notes, names = list(found.notes), ", ".join(dict.fromkeys(source.name for source in sources))
-    if others := len(found.entries) - len(entries):
-        notes.append(f"left out {count_of(others, 'image')} of {spec} in folders of other splits")
+    others = [entry for entry in found.entries if entry.split != "train"]
+    if left_out := {entry.path: f"of split {entry.split}" for entry in others}:
+        notes.append(f"left out {count_of(len(left_out), 'image')} of {spec} in folders of other splits")
     labeled = [entry for source in sources for entry in source.entries]
     bar = progress([*labeled, *entries], desc=f"comparing {found.name}", unit=" images", delay=2, leave=False)
     digests = list(map(_digest, bar))
     known = set(digests[: len(labeled)]) - {None}
-    fresh = [
-        entry for entry, digest in zip(entries, digests[len(labeled) :], strict=True) if digest not in known
-    ]
-    if copies := len(entries) - len(fresh):
-        notes.append(f"left out {count_of(copies, 'image')} of {spec} that {names} has too")
+    fresh, copies = list[Entry](), list[Entry]()
+    for entry, digest in zip(entries, digests[len(labeled) :], strict=True):
+        (copies if digest in known else fresh).append(entry)
+    if copies:
+        notes.append(f"left out {count_of(len(copies), 'image')} of {spec} that {names} has too")
+        left_out |= {entry.path: f"{names} has it too" for entry in copies}
     if not fresh:
         raise InputError(
             f"--unlabeled {spec} has no training images that are not in {names} too; leave it out"
         )
     taken = {entry.key: 2 for entry in labeled}
     keyed = [replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken)) for entry in fresh]
-    return replace(found, entries=keyed, notes=tuple(notes))
+    return replace(found, entries=keyed, notes=tuple(notes), left_out={**found.left_out, **left_out})
 
 
 def _digest(entry: Entry) -> bytes | None:

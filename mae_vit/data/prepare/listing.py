@@ -20,6 +20,7 @@ ARCHIVE_PART = re.compile(
 )
 JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
+_NO_IMAGE, _NOT_HERE = "no image", "not downloaded"
 # Number of texts in a folder that may be lists of labels; more are captions, one for each image.
 _FEW_TEXTS = 8
 
@@ -31,21 +32,19 @@ class Listing:
     Attributes:
         images: path and reader of each image, by path.
         kinds: extensions of images whose names do not have them, by path.
-        ignored: number of files that are known to be no images.
         unread: number of files in formats that are not read but may matter, by extension.
-        absent: placeholders of files that are only in a cloud.
         beside: tables and archives among the other files.
         texts: path and reader of texts that may list labels, a few of each folder.
+        left_out: why each of the other files is not among the images.
         notes: remarks on skipped files.
     """
 
     images: list[tuple[str, Reader]] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
-    ignored: int = 0
     unread: Counter[str] = field(default_factory=Counter)
-    absent: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
     texts: list[tuple[str, Reader]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def take(self, path: str, read: Callable[..., bytes]) -> None:
@@ -54,11 +53,11 @@ class Listing:
         if user_files.is_image(path):
             self.images.append((path, read))
         elif user_files.is_placeholder(path):
-            self.absent.append(path)
+            self.left_out[path] = _NOT_HERE
         elif user_files.is_hidden(path):
-            self.ignored += 1
+            self.left_out[path] = _NO_IMAGE
         elif extension in user_files.OTHER_EXTENSIONS:
-            self.ignored += 1
+            self.left_out[path] = _NO_IMAGE
             self.beside += [path] if _is_table(path) else []
             folder, before = path.rpartition("/")[0], self.texts[-_FEW_TEXTS:]
             few = len(before) < _FEW_TEXTS or before[0][0].rpartition("/")[0] != folder
@@ -72,10 +71,11 @@ class Listing:
             extension in user_files.ARCHIVE_EXTENSIONS
             and user_files.full_extension(path) not in user_files.CONVERTIBLE_EXTENSIONS
         ):
-            self.ignored += 1
+            self.left_out[path] = _NO_IMAGE
             self.beside.append(path)
         else:
             self.unread[kind or user_files.full_extension(path)] += 1
+            self.left_out[path] = "not read"
 
     def add(self, other: Listing, *, wrapping: str, folder: str) -> None:
         """Adds the files of another listing below `folder` ("a/", or ""), without the `wrapping` before their paths."""
@@ -85,17 +85,17 @@ class Listing:
 
         self.images += [(moved(path), read) for path, read in other.images]
         self.kinds |= {moved(path): kind for path, kind in other.kinds.items()}
-        self.ignored += other.ignored
         self.unread += other.unread
-        self.absent += map(moved, other.absent)
         self.beside += map(moved, other.beside)
         self.texts += [(moved(path), read) for path, read in other.texts]
+        self.left_out |= {moved(path): why for path, why in other.left_out.items()}
         self.notes += other.notes
 
     def leave_out(self, paths: Iterable[str], why: str) -> None:
         """Removes images, and adds a note with their number, the first of them and `why`."""
         if gone := set(paths):
             self.images = [(path, read) for path, read in self.images if path not in gone]
+            self.left_out |= dict.fromkeys(sorted(gone), why)
             self.notes.append(f"left out {count_of(len(gone), 'image')} ({shown(sorted(gone))}): {why}")
 
     def extension(self, path: str) -> str:
@@ -104,14 +104,14 @@ class Listing:
 
     def all_notes(self, *, advise: bool) -> list[str]:
         """Returns all notes; with `advise` also on tables and names of images that may hold labels."""
-        notes = [f"ignored {count_of(self.ignored, 'file')} (no images)"] if self.ignored else []
-        notes += self.notes
+        ignored = sum(why == _NO_IMAGE for why in self.left_out.values())
+        notes = [f"ignored {count_of(ignored, 'file')} (no images)"] * bool(ignored) + self.notes
         if self.kinds:
             count = count_of(len(self.kinds), "image")
             notes.append(f"read {count} by the first bytes, not by the name: {shown(self.kinds)}")
-        if self.absent:
+        if absent := [path for path, why in self.left_out.items() if why == _NOT_HERE]:
             notes.append(
-                f"not downloaded: {count_of(len(self.absent), 'file')} in iCloud ({shown(self.absent)}); download "
+                f"not downloaded: {count_of(len(absent), 'file')} in iCloud ({shown(absent)}); download "
                 "the folder first"
             )
         if self.unread:
@@ -119,11 +119,13 @@ class Listing:
                 kind: f".{plain_text(kind)}" if kind else "without an extension" for kind in self.unread
             }
             counts = ", ".join(f"{count:,} {dotted[kind]}" for kind, count in sorted(self.unread.items()))
-            convert = [
-                dotted[kind] for kind in sorted(self.unread) if kind in user_files.CONVERTIBLE_EXTENSIONS
-            ]
-            remedy = f"; of {', '.join(convert)}, {user_files.EACH_IMAGE}" if convert else ""
-            notes.append(f"not read: {counts}{remedy}")
+            notes.append(f"not read: {counts}")
+            for kinds, remedy in (
+                (user_files.UNREAD_EXTENSIONS, "convert {} to JPEG first"),
+                (user_files.CONVERTIBLE_EXTENSIONS, f"of {{}}, {user_files.EACH_IMAGE}"),
+            ):
+                if listed := ", ".join(dotted[kind] for kind in sorted(dotted.keys() & kinds)):
+                    notes[-1] += f"; {remedy.format(listed)}"
         if archives := [path for path in self.beside if not _is_table(path)]:
             parts = (
                 path

@@ -69,6 +69,7 @@ def pair_masks(
         source,
         entries=[entry for entry in entries if entry.read_mask is not None],
         notes=(*source.notes, *notes),
+        left_out={**source.left_out, **dict.fromkeys(missing, "without a mask")},
         segmentation=segmentation,
     )
 

@@ -42,6 +42,8 @@ from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Segmentation, r
 # Constant, so that equal sources give equal shards.
 _SEED = 0
 _NAMED = 5
+# The file of a data folder with the commands that prepared it, and all that they left out.
+RECORD = "prepare.log"
 # If at least this many classes have one image each, the labels are more likely captions.
 _CAPTIONS = 5
 _JOINT = re.compile(r"[|;,\s]+")
@@ -130,7 +132,8 @@ def prepare(
         if segmentation is not None:
             notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
-    return Report(dataset, written, unreadable, notes + dataset_notes(dataset), conversions)
+    left_out = [item for source in (*sources, *selection.extra) for item in source.left_out.items()]
+    return Report(dataset, written, unreadable, notes + dataset_notes(dataset), conversions, left_out)
 
 
 def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
@@ -229,13 +232,21 @@ def _write_split(
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `prepare`: the data set, splits written, images left out and why, and counted conversions."""
+    """The result of `prepare`: the data set, splits written, files left out and why, and counted conversions."""
 
     dataset: Dataset
     written: list[str]
     unreadable: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     conversions: Counter[str] = field(default_factory=Counter)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    def record(self, out: Path, command: str) -> None:
+        """Writes command and result to the record of a data folder, behind those of splits that stay."""
+        mode = "a" if self.dataset.splits.keys() > set(self.written) else "w"
+        others = (f"{plain_text(path)}: {why}" for path, why in self.left_out)
+        with (out / RECORD).open(mode, encoding="utf-8", errors="surrogateescape") as file:
+            print(f"$ {command}", *self.lines(), *self.unreadable, *others, sep="\n", file=file)
 
     def lines(self) -> list[str]:
         """Formats what was written and what was left out."""
@@ -263,13 +274,22 @@ class Report:
         if self.unreadable:
             lines.append(f"left out {count_of(len(self.unreadable), 'unreadable image')}:")
             lines += [f"  {line}" for line in self.unreadable[:_NAMED]]
-            if len(self.unreadable) > _NAMED:
-                lines.append(f"  and {len(self.unreadable) - _NAMED} more")
         lines += self.notes
         if self.conversions:
             images = "; ".join(f"{count:,} {what}" for what, count in sorted(self.conversions.items()))
             lines.append(f"images: {images}")
+        if left_out := len(self.unreadable) + len(self.left_out):
+            lines.append(
+                f"left out {count_of(left_out, 'file')} in all; {RECORD} names each, with the reason"
+            )
         return lines
+
+
+def last_command(folder: Path) -> str:
+    """Returns the last command that wrote split train of a data folder; empty if it is not recorded."""
+    path = folder / RECORD
+    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else ""
+    return ["", *re.findall(r"^\$ (.*)\ntrain: ", text, re.MULTILINE)][-1]
 
 
 def dataset_notes(dataset: Dataset) -> list[str]:

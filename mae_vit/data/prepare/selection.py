@@ -56,9 +56,10 @@ class Selection:
             train, held_out = draw_holdout(taken["train"], self.holdout, HOLDOUT_SPLIT)
             if not held_out:
                 largest = max(Counter(entry.class_name for entry in train).values(), default=0)
+                more = f"1/{2 * largest} or more, or " if largest > 1 else ""
                 raise InputError(
-                    f"--holdout {self.holdout} is less than one image of each class (the largest has {largest}); "
-                    "give a larger share, or --no-labels to draw from all together"
+                    f"--holdout {self.holdout} ({float(self.holdout):g}) rounds to no image of any class (the largest "
+                    f"has {largest}); give {more}--no-labels to draw from all together"
                 )
             taken |= {"train": train, HOLDOUT_SPLIT: held_out}
         for split in taken:

@@ -65,10 +65,12 @@ class Statistics:
             self.kind, self.layout = image.kind, image.layout
         theirs, ours = image.layout, self.layout
         if image.kind != self.kind:
+            how = "or --bands 1 keeps the first band or page of each"
+            if EIGHT_BIT in (image.kind, self.kind):
+                how = "8-bit also keeps gray and RGB images of 16 bits, reduced to 8 bits"
             raise InputError(
-                f"files differ in bands or type: {path} is {image.kind}, others are {self.kind}. Keep one kind "
-                f"with --take {self.kind} or --take {image.kind} (8-bit: 16 bits become 8), or with --bands 1 the "
-                "first band or page of each"
+                f"files differ in bands or type: {path} is {image.kind}, others are {self.kind}. In mae-vit prepare, "
+                f"--take {self.kind} or --take {image.kind} keeps one kind and leaves out the others; {how}"
             )
         if theirs is None or ours is None:
             return

@@ -73,7 +73,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     dataset = read_dataset(resolve_data_path(data["path"], **cache).folder)
     mode = MODES.get(_given(given, "finetune.mode") or "finetune")
     masks = mode is not None and mode.labels == "mask"
-    _check_splits(dataset, data["split"], where, masks=masks)
+    if missing := what_is_missing(dataset, data["split"], masks=masks):
+        raise InputError(f"{where} {missing}, in another folder, and {_PASS}")
     if model["name"] not in _RECIPES:
         size = f"model.img_size={write_value(model['img_size'])}"
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}; {_PASS} {size}')
@@ -103,20 +104,15 @@ def _recipe(model: Mapping[str, Any], mode: Mode | None) -> tuple[str, Sequence[
     return next(name for most, name in _RECIPES[size].items() if side <= most), []
 
 
-def _check_splits(dataset: Dataset, split: str, where: str, *, masks: bool) -> None:
-    """Checks that data have labels, or masks, to train on, and another split to measure on."""
-    info = dataset.splits.get(split)
-    if masks and (info is None or info.masks is None):
-        raise InputError(f"{where} has no masks; {_PASS}")
-    if not masks and not (info is not None and dataset.classes and sum(info.class_counts)):
-        raise InputError(
-            f"{where} has no labels; prepare it from class folders (photos/CLASS/*.jpg) or with --labels, or {_PASS}"
-        )
+def what_is_missing(dataset: Dataset, split: str, *, masks: bool) -> str:
+    """Says that data lack labels, or masks, to train on, or another split to measure on, and the remedy; else empty."""
+    info, missing = dataset.splits.get(split), dict[str, str]()
+    if info is None or not (info.masks if masks else dataset.classes and any(info.class_counts)):
+        remedy = "from class folders (photos/CLASS/*.jpg) or with --labels"
+        missing["no masks" if masks else "no labels"] = "with --masks" if masks else remedy
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
-        raise InputError(
-            f'{where} has no split "test" or "val" to measure on; prepare the data with --holdout 1/10 in another '
-            f"folder, and {_PASS}"
-        )
+        missing['no split "test" or "val" to measure on'] = "with --holdout 1/10"
+    return f"has {' and '.join(missing)}; prepare it {', and '.join(missing.values())}" if missing else ""
 
 
 def _given(overrides: Sequence[str], key: str) -> Any:

@@ -117,7 +117,7 @@ def test_other_settings_are_other_runs_beside_those_that_are_done(compared, caps
     assert [("11", "1")] in done
     assert any(line.startswith("pretrain MAE: ") and "1 done" in line for line in lines)
     (row,) = [number for number, line in enumerate(lines) if line == "  ViT from MAE"]
-    assert any("few_shot, seeds 0" in line for line in lines[row:])
+    assert any("few_shot, seed 0:" in line for line in lines[row:])
     assert main([*compare_command(config, folder)[1:], "--dry-run"]) == 0
     assert "11 runs, 11 done" in capsys.readouterr().out
     assert main([*compare_command(changed, folder)[1:], "--report"]) == 2

@@ -135,6 +135,8 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     train = {**whole, "splits": {"train": whole["splits"]["train"]}}
     (data / "dataset.json").write_text(json.dumps(train))
     refused("--holdout 1/10")
+    (data / "dataset.json").write_text(json.dumps({**train, "classes": []}))
+    refused('no labels and no split "test"')
     (data / "dataset.json").write_text(json.dumps({**whole, "classes": []}))
     refused("no labels")
     # The command line may name data that have.

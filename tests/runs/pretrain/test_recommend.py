@@ -99,14 +99,14 @@ def test_the_gain_is_of_the_nearest_measurement(seen):
         (
             1_350, 150, 50, "1/10",
             "150 held-out images of 50 classes: accuracy is known to ± 8 points "
-            "(prepare --overwrite --holdout 1/3: ± 4)",
+            "(--holdout 1/3: ± 4)",
         ),
         (1_350, 150, 2, None, "150 held-out images of 2 classes: accuracy is known to ± 8 points"),
         # Uncertain by 4 points, but of few images of each class.
         (
             5_000, 600, 100, "1/10",
             "600 held-out images of 100 classes: accuracy is known to ± 4 points "
-            "(prepare --overwrite --holdout 1/5: ± 3)",
+            "(--holdout 1/5: ± 3)",
         ),
         (5_000, 500, 50, "1/10", ""),
         (0, 0, 0, None, ""),
@@ -159,8 +159,8 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
     assert names == ["data", "machine", "preset", "time", "gain", *["warning"] * few, "commands"]
     commands = [shlex.split(line) for line in lines[lines.index("commands") + 1 :]]
     # At 32 px there is no comparison for own photographs.
-    jobs = ["prepare", "pretrain", "finetune"]
-    assert [words[1] for words in commands] == (jobs[1:3] if prepared else jobs[:3])
+    jobs = ["prepare", "finetune", "pretrain", "finetune"]
+    assert [words[1] for words in commands] == (jobs[1:] if prepared else jobs)
     for _, job, *words in commands:
         if job == "pretrain":
             load_config(PretrainConfig, find_preset(words[0]), words[1:])
@@ -199,3 +199,28 @@ def test_commands_name_data_only_where_their_presets_read_other_data(seen):
     assert "data.path=data/photos" in " ".join(recommend._commands(here, recommend.SMALL, []))
     for folder, preset in zip(("pretrain", "finetune"), recommend.PHOTOS_64, strict=False):
         assert "path: data/photos" in (recommend.PRESETS / folder / f"{preset}.yaml").read_text()
+
+
+def test_the_command_to_prepare_again_is_whole(tmp_path, seen, monkeypatch):
+    """It keeps the options of the first time; few images begin with published weights."""
+    monkeypatch.chdir(tmp_path)
+    photos = {
+        f"{name}/{n}.jpg": encoded(picture(n, (64, 64))) for name in ("cats", "dogs") for n in range(20)
+    }
+    write_files(tmp_path / "my photos", photos)
+    write_files(tmp_path / "more", {f"{n}.jpg": encoded(picture(50 + n, (64, 64))) for n in range(9)})
+    first = ["prepare", "my photos", "data/mine", "--unlabeled", "more", "--shard-samples", "20"]
+    for holdout in ([], ["--holdout", "1/20"]):
+        assert main([*first, *holdout, "--overwrite"]) == 0
+        lines = recommend.recommend("data/mine")
+        again, published, pretrain, *_ = (line.strip() for line in lines[lines.index("commands") + 1 :])
+        assert shlex.split(again)[1:] == [*first, "--overwrite", "--holdout", "1/3"]
+        assert "finetune.mode=knn data.path=data/mine" in published
+        assert pretrain.startswith("mae-vit pretrain mae_photos_64")
+    assert main(shlex.split(again)[1:]) == 0
+    lines = recommend.recommend("data/mine")
+    assert not any("--overwrite" in line for line in lines)
+    (tmp_path / "data/mine/prepare.log").unlink()
+    assert recommend._prepare_again(replace(seen(64), given="data/mine")) == ""
+    few = replace(seen(64), prepared=False, labeled=240, classes=2)
+    assert warn_of_few(few).startswith("--holdout 1/3 gives 80 held-out images")

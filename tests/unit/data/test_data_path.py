@@ -83,6 +83,14 @@ def test_prepared_shards_are_used_where_they_lie(digits, tmp_path):
         resolve_data_path(str(digits), cache_dir=str(tmp_path))
 
 
+def test_options_in_an_error_are_those_of_prepare(tmp_path):
+    write_files(tmp_path / "my photos", {"a/1.jpg": encoded(picture()), "2.jpg": encoded(picture())})
+    with pytest.raises(
+        InputError, match=r"--no-labels \(options of `mae-vit prepare '.*my photos' OUT`; then give OUT\)"
+    ):
+        resolve_data_path(str(tmp_path / "my photos"))
+
+
 def test_what_cannot_be_prepared_leaves_nothing(tmp_path, cache, monkeypatch):
     write_files(tmp_path / "texts", {"a.txt": b"no image"})
     write_files(tmp_path / "broken", {"a.jpg": b"\xff\xd8\xffno image"})

@@ -16,7 +16,7 @@ from braceexpand import braceexpand
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
-from mae_vit.core.messages import closest, closest_path, count_of, nearest, plain_text
+from mae_vit.core.messages import closest, closest_path, count_of, plain_text
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.folder_names import surely_split
@@ -118,8 +118,9 @@ def _no_source(spec: str, path: Path) -> str:
     if not path.exists():
         if is_url(spec):
             return f"source {redact_url(spec)} is remote; download it, and give the local file or folder"
-        meant = closest(spec, DATASETS, cutoff=0.6) or closest_path(path) or nearest(spec, DATASETS)
-        return f"source {spec} does not exist; {meant}"
+        known = f"data sets known by name: {', '.join(sorted(DATASETS))}"
+        meant = closest(spec, DATASETS, cutoff=0.6) or closest_path(path) or known
+        return f"source {spec} does not exist: there is no such file or folder; {meant}"
     if ARCHIVE_PART.search(path.name):
         return f"source {spec} is a part of an archive; {JOIN_PARTS}"
     if user_files.full_extension(path.name) in {*user_files.CONVERTIBLE_EXTENSIONS, "npz"}:
@@ -154,7 +155,8 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
             )
         source = open_tars(shards, path, name, options)
         note = f"left out {count_of(len(images), 'image')} next to the tars: {shown(images)}"
-        return replace(source, notes=(*source.notes, note)) if images else source
+        left_out = dict.fromkeys(images, "next to the tars")
+        return replace(source, notes=(*source.notes, note), left_out=left_out) if images else source
     if not files.images and (tables := find_parquet(path)):
         _check_one_configuration(tables, path, options.split)
         return open_parquet(tables, path, name, options)

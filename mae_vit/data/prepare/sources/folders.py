@@ -46,6 +46,7 @@ def list_files(paths: Iterable[Path], top: Path) -> Listing:
         else:
             special.append(name)
     if special:
+        files.left_out |= dict.fromkeys(special, "not a regular file")
         files.notes.append(
             f"skipped {len(special)} that are not regular files: pipes, devices or dead links ({shown(special)})"
         )
@@ -157,7 +158,7 @@ def entries_from_paths(
         *list_notes,
         *level_note(classed, options.class_folder),
     ]
-    return ImageSource(name, entries, notes=tuple(notes))
+    return ImageSource(name, entries, notes=tuple(notes), left_out=files.left_out)
 
 
 def _checked_class(folder: str, where: str) -> str:

@@ -187,7 +187,8 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     unlabeled = sum(entry.class_name is None for entry in entries)
     if unlabeled < len(entries):
         notes += without_label_note(unlabeled, "its cell is empty or negative")
-    return ImageSource(table.name, entries, classes=ordered_classes(entries), notes=(*notes, *column_notes))
+    lost = {row.path: "not found" for row in rows if row.file is None}
+    return ImageSource(table.name, entries, ordered_classes(entries), (*notes, *column_notes), left_out=lost)
 
 
 def _beside(path: str, file: Path, table: Path) -> str:

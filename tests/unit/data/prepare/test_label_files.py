@@ -117,13 +117,24 @@ def test_labels_of_held_out_images_alone(labeled):
         "image,kind,age\na/0.jpg,cat,3\n",
         "image\na/0.jpg\na/1.jpg\n",
         "",
+        "path,label\n",
+        "x.jpg,cat",
     ],
-    ids=["joined", "again", "several ones", "numbers", "no image", "two columns", "no labels", "empty"],
+    ids=[
+        *("joined", "again", "several ones", "numbers", "no image", "two columns", "no labels", "empty"),
+        *("names alone", "one line without an image"),
+    ],
 )
 def test_what_is_no_class_of_an_image_is_one_line(labeled, said, table):
     refused = labeled(table)
     said(refused.text)
     assert (refused.code, refused.out.exists()) == (2, False)
+
+
+@pytest.mark.parametrize("image", ["a/0.jpg", "a/0"])
+def test_a_single_line_is_a_row(labeled, image):
+    result = labeled(f"{image},cat")
+    assert [label for label in labels_of(result).values() if label] == ["cat"]
 
 
 def test_a_holdout_is_drawn_from_labeled_images(labeled, tmp_path):

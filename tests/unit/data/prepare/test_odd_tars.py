@@ -101,7 +101,7 @@ def test_compressed_tars(tmp_path, call, file, mode):
     path = write_tar(tmp_path / "src" / file, PLAIN, mode)
     assert call(path).counts() == call(tmp_path / "src", out="folder").counts() == THREE
     # Nothing temporary is left.
-    assert {path.name[:6] for path in (tmp_path / "out").iterdir()} == {"datase", "train-"}
+    assert {path.name[:6] for path in (tmp_path / "out").iterdir()} == {"datase", "prepar", "train-"}
 
 
 def test_webdatasets_own_writers(tmp_path, call):

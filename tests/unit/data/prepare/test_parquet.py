@@ -63,7 +63,7 @@ def test_rows_become_shards_byte_for_byte(tmp_path, call):
     assert by_image(result, "val") == {JPEGS[n]: NAMED["names"][n % 3] for n in (10, 11)}
     assert set(result.images()) == {str(n) for n in range(10)}
     assert (result.dataset.classes, result.dataset.splits["train"].source) == (NAMED["names"], "src")
-    assert {path.name[0] for path in result.out.iterdir()} == {"d", "t", "v"}
+    assert {path.name[0] for path in result.out.iterdir()} == {"d", "p", "t", "v"}
 
 
 def test_files_that_a_shell_lists_are_one_source(tmp_path, call):

@@ -1,6 +1,7 @@
 """prepare: what is written, that others can read it, and that nothing is half-written."""
 
 import gzip
+import shlex
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
 from mae_vit.data.images.decode import decode
+from mae_vit.data.prepare.prepare import last_command
 from mae_vit.data.prepare.publish import only_writer
 from mae_vit.data.shards.dataset_json import read_dataset
 
@@ -63,7 +65,7 @@ def test_webdataset_reads_the_same_bytes_and_statistics_are_those_of_the_pixels(
     assert (info.formats, info.class_counts) == ({"jpg": 21, "png": 1}, [8, 7, 7])
     # Equal sources give equal bytes.
     again = call(tmp_path / "src", options="--shard-samples 5", out="again")
-    for path in result.out.glob("*.*"):
+    for path in result.out.glob("*[!g]"):
         assert path.is_dir() or path.read_bytes() == (again.out / path.name).read_bytes()
     assert main(["check", str(result.out), "--decode"]) == 0
 
@@ -181,3 +183,24 @@ def test_shards_left_by_a_kill_while_moving_are_replaced(tree, tmp_path, call):
     write_files(tmp_path / "out", {"train-000000.tar": b"half of an earlier call"})
     (tmp_path / "out" / ".train.partial").mkdir()
     assert main(["check", str(call(tmp_path / "src").out)]) == 0
+
+
+def test_the_record_has_the_commands_and_names_all_that_was_left_out(tmp_path, call):
+    bad = {f"cat/{n}.jpg": b"no image" for n in range(100, 109)} | {"cat/notes.txt": b"x", "cat/a.heic": b"x"}
+    source = write_files(
+        tmp_path / "my photos", {**{f"cat/{n}.jpg": encoded(picture(n)) for n in range(4)}, **bad}
+    )
+    result = call(source, options="--holdout 1/4")
+    record = (result.out / "prepare.log").read_text()
+    for path in bad:
+        assert f"\n{path}: " in record
+    assert result.text.count("no image") < 9
+    assert shlex.split(last_command(result.out))[:3] == ["mae-vit", "prepare", str(source)]
+    # A split that is added keeps the record of the others.
+    call({"1.jpg": encoded(picture(9))}, options="--split more --no-labels")
+    added = (result.out / "prepare.log").read_text()
+    assert added.startswith(record)
+    assert added.count("$ mae-vit prepare") == 2
+    assert "--holdout" in last_command(result.out)
+    call(source, options="--overwrite --split more", out="out")
+    assert "--holdout" in last_command(result.out)
