@@ -60,7 +60,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parses the command line of any command except the jobs, or raises InputError; `run` of the result runs it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
-    arguments.words = words
+    arguments.typed = words
     # argparse does not collect paths that have options between them.
     if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
         arguments.paths += rest

@@ -156,7 +156,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     if not arguments.in_place:
-        report.record(out, shlex.join(["mae-vit", *arguments.words]))
+        report.record(out, shlex.join(["mae-vit", *arguments.typed]))
     print("\n".join(report.lines()))
     if arguments.preview:
         _preview(out, report)
