@@ -44,6 +44,8 @@ WRONG = [
     ),
     ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tuning runs"),
     ("name: SimpleCNN", "name: ViT-from scratch", "entries: two"),
+    ("labels_per_class: [25]", "labels_per_class: [25, 25]", "labels_per_class=[25, 25] has one twice"),
+    ("modes: [finetune, few_shot]}", "seeds: [0, 1, 0]}", "MAE): seeds=[0, 1, 0] has one twice"),
     (
         "train.warmup_steps: 1, monitor.tensorboard: false,",
         "train.warmup_steps: 1, monitor.tensorboard: false, train.batch_size_per_device: 7,",
