@@ -59,6 +59,7 @@ PROBES = [
     ("finetune.lr_factors=[1.0, 0.0]", "lr_factors=[1.0, 0.0]"),
     ("finetune.holdout=0", "one of lr_factors"),
     ("optim.name=muon", "a probe does not train"),
+    ("optim.name=lars finetune.head_init=small", "finetune.head_init has no effect"),
     ("finetune.mode=knn finetune.lr_factors=[1.0]", 'mode="linear_probe"'),
 ]
 CASES = [
