@@ -260,11 +260,6 @@ class CompareConfig(Section):
         """Returns the settings that an entry is tuned over."""
         return self.tune if entry.tune is None else entry.tune
 
-    def draws_labels(self, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
-        """Returns whether each seed draws its own labels or validation images; otherwise a draw has no effect."""
-        chosen = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
-        return self.label_draws and (labels != "all" or chosen)
-
 
 def _check_once(section: CompareConfig | EntrySection, where: str = "") -> None:
     for key in ("labels_per_class", "seeds", "modes"):
