@@ -79,7 +79,7 @@ def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):
     assert "model.patch_size=8," in out
     assert run(tmp_path, "data.normalize=half", name="other") == 0
     assert "mean [0.1, 0.2, 0.3]" in capsys.readouterr().err
-    for change in ("model.patch_size=4", "model.depth=3", "model.num_heads=4"):
+    for change in ("model.patch_size=4", "model.depth=3", "model.num_heads=4", 'model.name="B"'):
         assert run(tmp_path, change, name="third") == 2
         assert change in capsys.readouterr().err
         assert not (tmp_path / "third").exists()
