@@ -151,7 +151,7 @@ class FinetuneConfig(Config):
         if self.finetune.mode == "linear_probe" and (ignored := unused_options(self, self.mode)):
             raise ValueError(
                 f'{", ".join(ignored)} has no effect with finetune.mode="linear_probe", which trains one layer on '
-                "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
+                "fixed features; leave it out, or give the config linear_probe_cifar_tiny"
             )
         if self.mode.trains == "head" and self.optim.name == "lars" and self.finetune.head_init != "zero":
             raise ValueError("finetune.head_init has no effect on a probe with optim.name=lars; leave it out")
