@@ -162,8 +162,6 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
     meter = _Meter(plan, precision)
     with _as_a_run(slots):
         meter.count_all()
-    if meter.failures:
-        raise InputError(meter.failures[0])
     tried = [work.rates for work in meter.works.values() if work.rates]
     finished: dict[Any, list[float]] = {}
     for run in plan.runs:
@@ -219,7 +217,6 @@ class _Meter:
         self._tries: dict[str, StepTime | None] = {}
         self._models: dict[RunSpec, EncoderConfig] = {}
         self.works: dict[RunSpec, Work] = {}
-        self.failures: list[str] = []
 
     @property
     def load(self) -> float | None:
@@ -227,7 +224,7 @@ class _Meter:
         return max((tried.load for tried in self._tries.values() if tried and tried.load), default=None)
 
     def count_all(self) -> None:
-        """Counts all runs, but for those that cannot be set up; `failures` says which never can."""
+        """Counts all runs, but for those that cannot be set up. Tries raise InputError where one never can."""
         for run in self._plan.pretraining.values():
             with suppress(InputError, FetchUnavailable):
                 setup = _set_up_pretraining(run)
@@ -237,21 +234,16 @@ class _Meter:
         for cell in self._plan.cells:
             rows.setdefault((cell.entry.name, cell.labels, cell.mode), []).append(cell)
         for cells in sorted(rows.values(), key=lambda cells: cells[0].run.equal_compute is not None):
-            choice = cells[0].run.choice
-            tuning = choice.runs if choice else ()
-            runs = [*tuning, *(cell.run for cell in cells)]
+            first, remote = cells[0].run, is_url(self._plan.config.data.path)
+            runs = [*(first.choice.runs if first.choice else ()), *(cell.run for cell in cells)]
             try:
                 with suppress(FetchUnavailable, KeyError):
                     self.works |= dict.fromkeys(runs, self._row(cells[0]))
             except InputError as error:
                 # A dry run leaves remote data alone, and what to score may be still to be pretrained.
-                known = cells[0].run.pretraining is None or MODES[cells[0].mode].trains == "all"
-                if (
-                    known
-                    and not is_url(self._plan.config.data.path)
-                    and not all(run.is_done() for run in runs)
-                ):
-                    self.failures.append(f"{cells[0].run.name}: {error}")
+                unknown = remote or (first.pretraining and MODES[cells[0].mode].trains != "all")
+                if self._precision and not unknown and not all(run.is_done() for run in runs):
+                    raise InputError(f"{first.name}: {error}") from None
 
     def _row(self, cell: Cell) -> Work:
         setup = self._set_up(cell)

@@ -165,10 +165,9 @@ class ComparisonPlan:
 
         With pretrained weights, `knn` draws nothing; nor does `few_shot` if it uses all labels of the subset.
         """
-        drawn = MODES[mode].trains != "nothing" or (mode == "few_shot" and labels == "all")
+        drawn = mode == "few_shot" if labels == "all" else self.config.label_draws
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
-        draws = self.config.label_draws and labels != "all"
-        return not (entry.start is None or drawn or own_shots or draws)
+        return not (entry.start is None or MODES[mode].trains != "nothing" or drawn or own_shots)
 
     def choice(self, entry: EntrySection, labels: Labels, mode: ModeName) -> Choice | None:
         """Returns the settings to choose from, with their runs; None without any."""
@@ -270,9 +269,12 @@ class ComparisonPlan:
     def _draws_labels(self, entry: EntrySection, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
         """Returns whether each seed draws its own labels or validation images; otherwise a draw has no effect."""
         path = self.file(entry.config)
-        recipe = settings_with_start(path, entry, mode, settings)
-        holdout = {**flatten(read_values(path)), **recipe, **settings}.get("finetune.holdout")
-        held_out = MODES[mode].trains != "nothing" and holdout != 0
+        recipe = {
+            **flatten(read_values(path)),
+            **settings_with_start(path, entry, mode, settings),
+            **settings,
+        }
+        held_out = MODES[mode].trains != "nothing" and recipe.get("finetune.holdout") != 0
         return self.config.label_draws and (labels != "all" or held_out)
 
     def _identified(self, spec: RunSpec) -> RunSpec:

@@ -271,9 +271,7 @@ class MaskResults(Results):
         write_json(path / "results.json", details)
         scores = zip(test.miou_by_image, test.pixel_accuracy_by_image, test.pixels, strict=True)
         # An image without pixels that count has no score.
-        rows = [
-            [f"{miou:.6f}", f"{accuracy:.6f}"] if pixels else ["", ""] for miou, accuracy, pixels in scores
-        ]
+        rows = [[f"{miou:.6f}", f"{hits:.6f}"] if pixels else ["", ""] for miou, hits, pixels in scores]
         _write_table(self.folder, self.setup.data, ["miou", "pixel_accuracy"], rows)
         counts = {"intersections": test.intersections, "unions": test.unions}
         arrays: dict[str, Any] = {name: table.astype(np.int32) for name, table in counts.items()} | shown

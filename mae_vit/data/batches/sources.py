@@ -39,9 +39,7 @@ class StoredMasks:
                 "--masks DIR --mask-classes FILE`"
             )
         if not dataset.bands.eight_bit or dataset.channels not in (1, 3):
-            remedy = (
-                "--take 8-bit" if dataset.bands.dtype != "uint8" else "three of them, such as --bands 3,2,1"
-            )
+            remedy = "three, such as --bands 3,2,1" if dataset.bands.dtype == "uint8" else "--take 8-bit"
             raise InputError(
                 f"segmentation needs 8-bit gray or RGB images without missing values, and {index.folder} has "
                 f"{count_of(dataset.channels, 'band')} of {dataset.bands.dtype}; prepare them with {remedy}"

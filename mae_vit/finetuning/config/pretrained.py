@@ -172,10 +172,9 @@ class WeightsOverrides:
         return facts
 
     def _check_network(self, model: Mapping[str, Any], geometry: Geometry) -> None:
-        """Rejects a recipe, or an override, for another network than the weights'."""
+        """Rejects an override for another network than the weights', or a recipe for another kind."""
         given, ours = self._given.get("model.name"), geometry.to_config()["name"]
         stated = given or model.get("name")
-        # The weights replace the size of Transformer in a file.
         if stated not in (None, ours) and (given or family_of({"name": stated}) == "network"):
             raise InputError(
                 f'model.name="{stated}" does not fit --ckpt {self._name} ({geometry.describe()}); give a config '
