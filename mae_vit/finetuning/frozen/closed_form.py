@@ -19,11 +19,11 @@ from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.results import as_predictions, gather_rows
 from mae_vit.finetuning.setup import Setup
 
-# Mode that uses all labels -> its function, and its options for so many images, which the summary also lists. It maps
+# Mode that uses all labels -> its function, and its options, which the summary also lists. The function maps
 # (support, labels, query, *, num_classes, **options) to scores (m, K) >= 0, not all 0 in a row; each row divided
 # by its sum gives probabilities.
-WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection, int], tuple[Callable[..., Tensor], dict[str, Any]]]] = {
-    "knn": lambda options, images: (knn_scores, {"neighbors": min(options.neighbors, images)}),
+WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tensor], dict[str, Any]]]] = {
+    "knn": lambda options: (knn_scores, {"neighbors": options.neighbors}),
 }
 
 
@@ -41,7 +41,8 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
     measures: dict[str, Any] = {**feature_metrics(feature_sums(support), width), "num_features": width}
     query = frozen.test_features()
     if config.finetune.mode in WITH_ALL_LABELS:
-        fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune, len(support))
+        fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
+        options |= {k: min(value, len(support)) for k, value in options.items() if k == "neighbors"}
         score = partial(fit, support, labels, num_classes=classes, **options)
         scores = _shared_scores(score, query, setup)
         guesses = as_predictions(test_labels, scores / scores.sum(dim=1, keepdim=True))
