@@ -201,7 +201,9 @@ class CompareConfig(Section):
         for number, entry in enumerate(self.entries):
             where = f"entries[{number}] ({entry.name})"
             self._check_entry(entry, where)
+            _check_once(entry, f"{where}: ")
             _check_own_keys([entry.set, *(entry.tune or [])], where)
+        _check_once(self)
         _check_own_keys([self.set], "set")
         _check_own_keys(self.tune, "tune")
         self._check_modes()
@@ -258,10 +260,12 @@ class CompareConfig(Section):
         """Returns the settings that an entry is tuned over."""
         return self.tune if entry.tune is None else entry.tune
 
-    def draws_labels(self, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
-        """Returns whether each seed draws its own labels or validation images; otherwise a draw has no effect."""
-        chosen = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
-        return self.label_draws and (labels != "all" or chosen)
+
+def _check_once(section: CompareConfig | EntrySection, where: str = "") -> None:
+    for key in ("labels_per_class", "seeds", "modes"):
+        values = getattr(section, key, None) or []
+        if len(set(values)) < len(values):
+            raise ValueError(f"{where}{key}={values} has one twice; give each once")
 
 
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:

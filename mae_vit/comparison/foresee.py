@@ -24,6 +24,8 @@ from mae_vit.config.command_line import Arguments
 from mae_vit.config.encoders import EncoderConfig
 from mae_vit.config.load import load_config, read_run_config
 from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.core.urls import is_url
+from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.score import count_scoring_flops
@@ -151,6 +153,9 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
     """Estimates runs from a few steps of each kind of network, on the cores of a slot, or from finished runs of a row.
 
     Scoring is as fast as the training that was tried. Times are without start-up, evaluation and saves.
+
+    Raises:
+        InputError: if a run that is left cannot be set up.
     """
     if all(run.is_done() for run in plan.runs):
         return Times({})
@@ -219,7 +224,7 @@ class _Meter:
         return max((tried.load for tried in self._tries.values() if tried and tried.load), default=None)
 
     def count_all(self) -> None:
-        """Counts all runs, but for those that cannot be set up yet."""
+        """Counts all runs, but for those that cannot be set up. Tries raise InputError where one never can."""
         for run in self._plan.pretraining.values():
             with suppress(InputError, FetchUnavailable):
                 setup = _set_up_pretraining(run)
@@ -229,10 +234,16 @@ class _Meter:
         for cell in self._plan.cells:
             rows.setdefault((cell.entry.name, cell.labels, cell.mode), []).append(cell)
         for cells in sorted(rows.values(), key=lambda cells: cells[0].run.equal_compute is not None):
-            choice = cells[0].run.choice
-            tuning = choice.runs if choice else ()
-            with suppress(InputError, FetchUnavailable, KeyError):
-                self.works |= dict.fromkeys([*tuning, *(cell.run for cell in cells)], self._row(cells[0]))
+            first, remote = cells[0].run, is_url(self._plan.config.data.path)
+            runs = [*(first.choice.runs if first.choice else ()), *(cell.run for cell in cells)]
+            try:
+                with suppress(FetchUnavailable, KeyError):
+                    self.works |= dict.fromkeys(runs, self._row(cells[0]))
+            except InputError as error:
+                # A dry run leaves remote data alone, and what to score may be still to be pretrained.
+                unknown = remote or (first.pretraining and MODES[cells[0].mode].trains != "all")
+                if self._precision and not unknown and not all(run.is_done() for run in runs):
+                    raise InputError(f"{first.name}: {error}") from None
 
     def _row(self, cell: Cell) -> Work:
         setup = self._set_up(cell)

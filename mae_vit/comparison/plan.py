@@ -30,6 +30,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.pretrained import WITH_START, read_values
+from mae_vit.training.identity import flatten
 from mae_vit.weights.names import is_frozen
 
 
@@ -164,10 +165,9 @@ class ComparisonPlan:
 
         With pretrained weights, `knn` draws nothing; nor does `few_shot` if it uses all labels of the subset.
         """
-        drawn = MODES[mode].trains != "nothing" or (mode == "few_shot" and labels == "all")
+        drawn = mode == "few_shot" if labels == "all" else self.config.label_draws
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
-        draws = self.config.draws_labels(labels, mode, {**self.config.set, **entry.set})
-        return not (entry.start is None or drawn or own_shots or draws)
+        return not (entry.start is None or MODES[mode].trains != "nothing" or drawn or own_shots)
 
     def choice(self, entry: EntrySection, labels: Labels, mode: ModeName) -> Choice | None:
         """Returns the settings to choose from, with their runs; None without any."""
@@ -252,7 +252,7 @@ class ComparisonPlan:
     ) -> Overrides:
         """Returns a run's overrides without those of `point`, the tuning setting that it uses or may choose."""
         shared = entry_settings(self.config, entry)
-        draws = self.config.draws_labels(labels, mode, {**shared, **point})
+        draws = self._draws_labels(entry, labels, mode, {**shared, **point})
         settings = {
             **shared,
             "finetune.mode": mode,
@@ -265,6 +265,17 @@ class ComparisonPlan:
             shots = {} if labels == "all" else {"finetune.shots": [labels]}
             settings = {"finetune.draws": 1, **shots, **settings}
         return settings
+
+    def _draws_labels(self, entry: EntrySection, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
+        """Returns whether each seed draws its own labels or validation images; otherwise a draw has no effect."""
+        path = self.file(entry.config)
+        recipe = {
+            **flatten(read_values(path)),
+            **settings_with_start(path, entry, mode, settings),
+            **settings,
+        }
+        held_out = MODES[mode].trains != "nothing" and recipe.get("finetune.holdout") != 0
+        return self.config.label_draws and (labels != "all" or held_out)
 
     def _identified(self, spec: RunSpec) -> RunSpec:
         """Sets a run's identity, from what it reads and the runs that it needs, and its folder."""

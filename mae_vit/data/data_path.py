@@ -107,8 +107,8 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
     path = redact_url(config.data.path)
     if not dataset.bands.photographs and wanted != count:
         raise InputError(
-            f"model.in_chans={wanted}, but the images of {path} have {count} bands; leave it out, or choose bands "
-            "with mae-vit prepare --bands"
+            f"model.in_chans={wanted}, but the images of {path} have {count} bands; choose {wanted} with mae-vit "
+            "prepare --bands, or leave model.in_chans out if you gave it"
         )
     # 8-bit photographs can be read as gray or as RGB, whichever they are.
     if dataset.bands.photographs and wanted not in (1, 3):

@@ -218,7 +218,7 @@ class TrainingData:
 def open_training_split(config: Config, ranks: Ranks, *, whole: bool = False) -> ShardIndex:
     """Opens the training split, and makes the checks that read no keys: those of remote data are in all shards.
 
-    A `whole` split may not lack samples; others replace them.
+    A `whole` split may not lack samples, which others would replace; its images are seen as they are.
 
     Raises:
         InputError: if the data are missing or damaged, or if options do not suit the images.
@@ -232,7 +232,7 @@ def open_training_split(config: Config, ranks: Ranks, *, whole: bool = False) ->
     else:
         budget, say = section.damage_budget, ranks.rank == 0
         index = open_training_index(folder, section.split, damage_budget=budget, say=say, remote=remote)
-    check_pad(section.augment.crop, index, config.model.image_hw)
+        check_pad(section.augment.crop, index, config.model.image_hw)
     if bands is not None:
         find_bands(bands, index.dataset.bands, config.model.channels)
     return index

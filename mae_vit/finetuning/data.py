@@ -246,7 +246,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
         counts, asked = np.bincount(labels[samples]), f"data.labels_per_class={limit}"
         fewest, short = counts.min(), int((counts < limit).sum())
         if short == len(counts):
-            raise InputError(f"{asked} is more than any class has; give {fewest} or fewer")
+            raise InputError(f"{asked} is more than any class has; give {counts[counts > 0].min()} or fewer")
         if short and ranks.rank == 0:
             print(f"{asked}: {short} of {len(counts)} classes have fewer (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit, draw=config.data.label_draw)

@@ -6,6 +6,7 @@ network and its loss, `results.py` the test, `frozen/` the modes that encode eac
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,6 +128,9 @@ def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, sam
             )
         if plan.effective_batch_size < 2:
             raise InputError("the norm of a linear probe needs batches of 2 images or more, not of 1")
+        if config.optim.name == "lars" and plan.effective_batch_size < config.train.effective_batch_size:
+            advice = "optim.name=lars is for large batches; better add optim.name=sgd train.effective_batch_size=256"
+            plan = replace(plan, notes=(*plan.notes, advice))
     return plan
 
 

@@ -32,7 +32,7 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
-from mae_vit.runtime.ranks import run_on_rank_zero, share_weights, sum_over_ranks
+from mae_vit.runtime.ranks import ALONE, run_on_rank_zero, share_weights, sum_over_ranks
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.names import origin_of
@@ -236,11 +236,11 @@ class MaskResults(Results):
     @torch.no_grad()
     def predict_some(self, model: Segmenter, source: AugmentedSource) -> dict[str, np.ndarray]:
         """Predicts a few test images on rank 0, the same in every run; returns nothing on other ranks."""
-        samples, ranks = self.setup.data.test, self.setup.ranks
-        if ranks.rank:
+        samples = self.setup.data.test
+        if self.setup.ranks.rank:
             return {}
         order = permute(np.arange(min(_SHOWN, len(samples))), len(samples), derive_key(0, RngStream.ORDER, 0))
-        batch = next(iter(self.setup.data.fixed(source, samples[order], ranks, _SHOWN * ranks.world_size)))
+        batch = next(iter(self.setup.data.fixed(source, samples[order], ALONE, _SHOWN)))
         with self.autocast():
             guess = model.logits(batch.to(self.setup.device).images).argmax(dim=1)
         return {
@@ -269,8 +269,9 @@ class MaskResults(Results):
             "per_class": dict(zip(classes, test.per_class(), strict=True)),
         }
         write_json(path / "results.json", details)
-        scores = zip(test.miou_by_image, test.pixel_accuracy_by_image, strict=True)
-        rows = [[f"{miou:.6f}", f"{accuracy:.6f}"] for miou, accuracy in scores]
+        scores = zip(test.miou_by_image, test.pixel_accuracy_by_image, test.pixels, strict=True)
+        # An image without pixels that count has no score.
+        rows = [[f"{miou:.6f}", f"{hits:.6f}"] if pixels else ["", ""] for miou, hits, pixels in scores]
         _write_table(self.folder, self.setup.data, ["miou", "pixel_accuracy"], rows)
         counts = {"intersections": test.intersections, "unions": test.unions}
         arrays: dict[str, Any] = {name: table.astype(np.int32) for name, table in counts.items()} | shown

@@ -30,7 +30,7 @@ class StoredMasks:
         """Finds the masks in the shards.
 
         Raises:
-            InputError: if the split has no masks, an image has none, or images are not of 8 bits.
+            InputError: if the split has no masks, an image has none, or images are not 8-bit gray or RGB.
         """
         dataset = index.dataset
         if not isinstance(index, TarIndex) or index.split_info.masks is None or dataset.segmentation is None:
@@ -38,10 +38,11 @@ class StoredMasks:
                 f'split "{index.split}" of {index.folder} has no masks; add them with `mae-vit prepare SRC OUT '
                 "--masks DIR --mask-classes FILE`"
             )
-        if not dataset.bands.eight_bit:
+        if not dataset.bands.eight_bit or dataset.channels not in (1, 3):
+            remedy = "three, such as --bands 3,2,1" if dataset.bands.dtype == "uint8" else "--take 8-bit"
             raise InputError(
-                f"segmentation needs 8-bit images without missing values, and {index.folder} has "
-                f"{dataset.bands.dtype}; prepare them with --take 8-bit"
+                f"segmentation needs 8-bit gray or RGB images without missing values, and {index.folder} has "
+                f"{count_of(dataset.channels, 'band')} of {dataset.bands.dtype}; prepare them with {remedy}"
             )
         self._index = index
         self._table = id_table(dataset.segmentation.ids, dataset.segmentation.ignore)

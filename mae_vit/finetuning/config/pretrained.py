@@ -172,9 +172,10 @@ class WeightsOverrides:
         return facts
 
     def _check_network(self, model: Mapping[str, Any], geometry: Geometry) -> None:
-        """Rejects a recipe, or an override, for another network than the weights'."""
-        stated, ours = self._given.get("model.name") or model.get("name"), geometry.to_config()["name"]
-        if stated not in (None, ours) and family_of({"name": stated}) == "network":
+        """Rejects an override for another network than the weights', or a recipe for another kind."""
+        given, ours = self._given.get("model.name"), geometry.to_config()["name"]
+        stated = given or model.get("name")
+        if stated not in (None, ours) and (given or family_of({"name": stated}) == "network"):
             raise InputError(
                 f'model.name="{stated}" does not fit --ckpt {self._name} ({geometry.describe()}); give a config '
                 f"for {ours}, or model.name={ours}"

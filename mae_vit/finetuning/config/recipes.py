@@ -33,6 +33,8 @@ _RECIPES = {
     "L": {math.inf: "finetune_large"},
     "H": {math.inf: "finetune_huge"},
 }
+# With fewer labeled images a linear probe is trained by SGD: ten batches of linear_probe_base, which takes LARS.
+_FEWEST_FOR_LARS = 10 * 16_384
 # Splits to test on, best first.
 TEST_SPLITS = ("test", "val")
 
@@ -79,7 +81,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         size = f"model.img_size={write_value(model['img_size'])}"
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}; {_PASS} {size}')
     taken = {f"data.{name}": data[name] for name in _KEPT if data.get(name) is not None}
-    name, overrides = _recipe(model, mode)
+    name, overrides = _recipe(model, mode, sum(dataset.splits[data["split"]].class_counts))
     if mode != MODES["linear_probe"]:
         # The data determine how images may be cropped and flipped; the recipe, how small a crop may be.
         views = {key: augment.get(key) for key in ("crop", "pad_px", "flip")}
@@ -91,13 +93,14 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     ]
 
 
-def _recipe(model: Mapping[str, Any], mode: Mode | None) -> tuple[str, Sequence[str]]:
-    """Returns the config for a run's network in a mode, and overrides of it."""
+def _recipe(model: Mapping[str, Any], mode: Mode | None, images: int) -> tuple[str, Sequence[str]]:
+    """Returns the config for a run's network in a mode, with so many labeled images, and overrides of it."""
     size, side = model["name"], max(np.atleast_1d(model["img_size"]))
     if mode == MODES["linear_probe"]:
         # L and H take 50 epochs: official MAE code, FINETUNE.md.
         longer = ["train.epochs=50"] if size in ("L", "H") else []
-        return "linear_probe_cifar_tiny" if size == "tiny-cifar" else "linear_probe_base", longer
+        small = size == "tiny-cifar" or images < _FEWEST_FOR_LARS
+        return "linear_probe_cifar_tiny" if small else "linear_probe_base", longer
     if mode is not None and mode.labels == "mask":
         tiny = size == "tiny-cifar"
         return ("finetune_cifar_tiny", []) if tiny else ("segment_base", [f"model.name={size}"])

@@ -69,7 +69,8 @@ class FinetuneSection(Section):
         start: the pretrained weights; --ckpt sets it.
         pool: the feature: [CLS] after the final norm, or the mean of the patch tokens. If neither config nor command
             line gives it, pretrained weights have their own: ours the mean, those of others mostly [CLS].
-        head_init: "zero" (ViT Sec. 3.2), or "small": normal with std 2e-5 (official MAE code).
+        head_init: "zero" (ViT Sec. 3.2), or "small": normal with std 2e-5 (official MAE code). A linear probe by LARS
+            has std 0.01 (official MAE code).
         label_smoothing: label smoothing of the training loss.
         mixup: alpha of mixup; 0 for none (MAE Sec. A.1: 0.8).
         cutmix: alpha of cutmix; 0 for none (MAE Sec. A.1: 1.0).
@@ -150,8 +151,10 @@ class FinetuneConfig(Config):
         if self.finetune.mode == "linear_probe" and (ignored := unused_options(self, self.mode)):
             raise ValueError(
                 f'{", ".join(ignored)} has no effect with finetune.mode="linear_probe", which trains one layer on '
-                "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
+                "fixed features; leave it out, or give the config linear_probe_cifar_tiny"
             )
+        if self.mode.trains == "head" and self.optim.name == "lars" and self.finetune.head_init != "zero":
+            raise ValueError("finetune.head_init has no effect on a probe with optim.name=lars; leave it out")
         if self.mode.trains == "head" and self.optim.name == "muon":
             raise ValueError(
                 "optim.name=muon is for transformer blocks, which a probe does not train; use adamw"

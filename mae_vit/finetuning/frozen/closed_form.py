@@ -42,6 +42,7 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
     query = frozen.test_features()
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
+        options |= {k: min(value, len(support)) for k, value in options.items() if k == "neighbors"}
         score = partial(fit, support, labels, num_classes=classes, **options)
         scores = _shared_scores(score, query, setup)
         guesses = as_predictions(test_labels, scores / scores.sum(dim=1, keepdim=True))

@@ -13,7 +13,7 @@ from torch import nn
 
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.augmented import AugmentedSource
-from mae_vit.finetuning.models.classifiers import make_head
+from mae_vit.finetuning.models.classifiers import HEAD_STD, LARS_STD, make_head
 from mae_vit.finetuning.results import gather_rows
 from mae_vit.finetuning.setup import Setup
 from mae_vit.training.engines.precision import autocast
@@ -36,6 +36,7 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
     """
     config, data, weights = setup.config, setup.data, setup.pretrained
     model, finetune = config.model, config.finetune
+    std = LARS_STD if config.optim.name == "lars" else HEAD_STD[finetune.head_init]
 
     torch.manual_seed(config.run.seed)
     if isinstance(weights, ForeignWeights):
@@ -54,10 +55,10 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
                 f"weights  {weights.source}: {weights.name}, {FOREIGN_ORIGIN}; {count:,} parameters, all of the file; "
                 f"{size}, {foreign.num_features} features"
             )
-        return foreign, make_head(foreign.num_features, len(data.classes), finetune.head_init)
+        return foreign, make_head(foreign.num_features, len(data.classes), std)
     assert setup.info is not None
     encoder = setup.info.geometry.build(**model.drops)
-    head = make_head(encoder.embed_dim, len(data.classes), finetune.head_init)
+    head = make_head(encoder.embed_dim, len(data.classes), std)
     fc_norm: nn.Module = nn.Identity()
     if random or weights is None:
         if encoder.has_final_norm:

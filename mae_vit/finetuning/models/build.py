@@ -11,7 +11,7 @@ from torch import nn
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.finetuning.models.classifiers import LARS_STD, Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import Encoder
@@ -97,7 +97,7 @@ def build_segmenter(
             )
         except ValueError as error:
             raise InputError(f"model.name: {error}") from None
-    return Segmenter(
+    segmenter = Segmenter(
         encoder,
         probe=config.mode.trains == "head",
         num_classes=len(data.classes),
@@ -105,6 +105,9 @@ def build_segmenter(
         mean=data.mean,
         std=data.std,
     )
+    if segmenter.probe and config.optim.name == "lars":
+        nn.init.trunc_normal_(segmenter.decode_head.get_parameter("classifier.weight"), std=LARS_STD)
+    return segmenter
 
 
 def draws_noise(model: nn.Module) -> bool:

@@ -21,8 +21,10 @@ from mae_vit.objectives.objective import Pixels
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import Weights
 
-# Standard deviation of the head's initial weights in the official MAE code.
-_SMALL_STD = 2e-5
+# Standard deviation of the head's initial weights; 2e-5 is the official MAE code's in fine-tuning.
+HEAD_STD: dict[HeadInit, float] = {"zero": 0.0, "small": 2e-5}
+# That of a probe by LARS, which scales steps by the norm of the weights (official MAE code, main_linprobe.py).
+LARS_STD = 0.01
 
 
 class Classifier(LabelTask):
@@ -76,7 +78,7 @@ class ViTClassifier(Classifier):
         self.fc_norm: nn.Module = (
             nn.LayerNorm(encoder.embed_dim, eps=1e-6) if pool == "mean" else nn.Identity()
         )
-        self.head = make_head(encoder.embed_dim, self.labels.num_classes, head_init)
+        self.head = make_head(encoder.embed_dim, self.labels.num_classes, HEAD_STD[head_init])
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
@@ -96,13 +98,13 @@ class ViTClassifier(Classifier):
         return report
 
 
-def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
-    """Makes a linear layer of zeros (ViT Sec. 3.2), or of small random weights as in the official MAE code."""
+def make_head(embed_dim: int, num_classes: int, std: float) -> nn.Linear:
+    """Makes a linear layer of zeros (ViT Sec. 3.2), or of random weights as in the official MAE code."""
     head = nn.Linear(embed_dim, num_classes)
-    if init == "zero":
-        nn.init.zeros_(head.weight)
+    if std:
+        nn.init.trunc_normal_(head.weight, std=std)
     else:
-        nn.init.trunc_normal_(head.weight, std=_SMALL_STD)
+        nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
 

@@ -74,12 +74,14 @@ def read_run(path: Path) -> RunRecord:
     if tested := isinstance(config.get("finetune"), dict) and _read(path / "results.json", []):
         summary = {**summary, "per_class": tested["per_class"]}
     incidents = (_read(file, problems) for file in sorted((path / "incidents").glob("step-*.json")))
+    # Scores of frozen features leave no metrics.
+    lines = _read(folder.metrics, [] if "scoring_flops" in summary else problems, read_json_lines)
     return RunRecord(
         path,
         config=redacted(config),
         environment=redacted(_read(path / "environment.json", problems)),
         summary=summary,
-        lines=tuple(sorted(_read(folder.metrics, problems, read_json_lines), key=lambda line: line["step"])),
+        lines=tuple(sorted(lines, key=lambda line: line["step"])),
         damaged=tuple(_read(folder.quarantine, [], read_json_lines)),  # most runs have none
         incidents=tuple(filter(None, incidents)),
         pictures=tuple(sorted(folder.pictures.glob("step-*.png"))),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.commands import ROOT, one_line
-from helpers.comparison import compare_command, equal_compute_plan, plan_of, write_config
+from helpers.comparison import TINY_MODEL, compare_command, equal_compute_plan, plan_of, write_config
 from helpers.encoders import encoder_file
 
 from mae_vit.comparison.command import main
@@ -44,6 +44,8 @@ WRONG = [
     ),
     ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tuning runs"),
     ("name: SimpleCNN", "name: ViT-from scratch", "entries: two"),
+    ("labels_per_class: [25]", "labels_per_class: [25, 25]", "labels_per_class=[25, 25] has one twice"),
+    ("modes: [finetune, few_shot]}", "seeds: [0, 1, 0]}", "MAE): seeds=[0, 1, 0] has one twice"),
     (
         "train.warmup_steps: 1, monitor.tensorboard: false,",
         "train.warmup_steps: 1, monitor.tensorboard: false, train.batch_size_per_device: 7,",
@@ -217,4 +219,17 @@ def test_bad_input_is_one_line(digits, tmp_path, capsys, old, new, named):
     config.write_text(config.read_text().replace(old, new, 1))
     assert main(compare_command(config, tmp_path / "run")[1:]) == 2
     assert named in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("start", ["", "start: MAE, "])
+def test_a_dry_run_says_which_run_will_not_begin(digits, tmp_path, capsys, start):
+    """Only the images tell. A comparison does not shrink its batch."""
+    config = write_config(tmp_path, digits, steps=2, as_long=False)
+    settings = f"{TINY_MODEL}, train.effective_batch_size: 1024"
+    row = f"  - {{name: large, config: finetune_cifar_tiny.yaml, {start}set: {{{settings}}}}}\n"
+    config.write_text(config.read_text().replace("reference:", f"{row}reference:"))
+    assert main([*compare_command(config, tmp_path / "run")[1:], "--dry-run"]) == 2
+    line = one_line(capsys)
+    assert "error: large, 25 labels, finetune, seed 0: train.effective_batch_size=1024 is larger" in line
     assert not (tmp_path / "run").exists()

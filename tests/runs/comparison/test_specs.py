@@ -225,6 +225,28 @@ def test_a_report_of_other_settings_than_those_that_ran_leaves_the_folder_as_it_
 
 
 @pytest.mark.parametrize(
+    ("mode", "file", "settings", "drawn"),
+    [
+        ("finetune", {}, {}, True),
+        ("segment", {}, {}, True),
+        ("segment_probe", {}, {}, True),
+        ("knn", {}, {}, False),
+        ("finetune", {}, {"finetune.holdout": 0}, False),
+        ("finetune", {"finetune": {"holdout": 0}}, {}, False),
+        ("finetune", {"finetune": {"holdout": 0}}, {"finetune.holdout": 0.2}, True),
+        ("finetune", {"with_start": {"finetune": {"holdout": 0}}}, {}, False),
+    ],
+)
+def test_of_all_labels_a_seed_draws_the_validation_images_where_there_are_any(
+    tmp_path, mode, file, settings, drawn
+):
+    (tmp_path / "x.yaml").write_text(json.dumps(file))
+    entries = [{"name": "given", "start": "runs/mae", "set": settings}]
+    *_, cell = plan_of(tmp_path, entries, modes=[mode], seeds=[0, 4], label_draws=True).cells
+    assert cell.run.overrides.get("data.label_draw") == (4 if drawn else None)
+
+
+@pytest.mark.parametrize(
     ("labels", "settings", "expected"),
     [(100, {}, [100]), ("all", {}, None), (100, {"finetune.shots": [5]}, [5])],
 )

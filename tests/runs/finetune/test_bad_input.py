@@ -48,6 +48,7 @@ PROBES = [
         "crop=pad, data.augment.flip=true",
     ),
     ("optim.layer_decay=0.8", "optim.layer_decay=0.8"),
+    ("optim.layer_decay=0.7", "leave it out, or give the config linear_probe_cifar_tiny"),
     ("optim.clip_grad=1.0", "optim.clip_grad=1.0"),
     ("model.drop_path_rate=0.1", "model.drop_path_rate=0.1"),
     ("checkpoint.every_steps=9", "checkpoint.every_steps=9"),
@@ -59,6 +60,7 @@ PROBES = [
     ("finetune.lr_factors=[1.0, 0.0]", "lr_factors=[1.0, 0.0]"),
     ("finetune.holdout=0", "one of lr_factors"),
     ("optim.name=muon", "a probe does not train"),
+    ("optim.name=lars finetune.head_init=small", "finetune.head_init has no effect"),
     ("finetune.mode=knn finetune.lr_factors=[1.0]", 'mode="linear_probe"'),
 ]
 CASES = [

@@ -6,6 +6,7 @@ import torch
 
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
+from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.images.augment import Augment
@@ -96,7 +97,7 @@ def test_blocks_of_a_subset(many_shards):
     assert (one == other).mean() < 0.5
 
 
-def test_classes_with_fewer_labels_are_counted(digits, capsys):
+def test_classes_with_fewer_labels_are_counted(digits, capsys, monkeypatch):
     """No class gives more images than it has, so a run says when a subset is smaller than it was asked for."""
     place = [f"data.path={digits}", "finetune.holdout=0"]
     counts = np.bincount(open_index(digits, "train").labels)
@@ -111,6 +112,10 @@ def test_classes_with_fewer_labels_are_counted(digits, capsys):
     trained_on(counts.max(), rank=1)
     assert trained_on(counts.min()) == 10 * counts.min()
     assert "have fewer" not in capsys.readouterr().out
+    # A class may have no training image at all.
+    monkeypatch.setattr("mae_vit.finetuning.data.read_labels", lambda _, index: np.asarray(index.labels) + 1)
+    with pytest.raises(InputError, match=rf"; give {counts.min()} or fewer$"):
+        trained_on(9999)
 
 
 def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.finetuning.command import main
+from mae_vit.finetuning.config import recipes
 from mae_vit.finetuning.config.recipes import find_recipe
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 
@@ -78,7 +79,7 @@ def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):
     assert "model.patch_size=8," in out
     assert run(tmp_path, "data.normalize=half", name="other") == 0
     assert "mean [0.1, 0.2, 0.3]" in capsys.readouterr().err
-    for change in ("model.patch_size=4", "model.depth=3", "model.num_heads=4"):
+    for change in ("model.patch_size=4", "model.depth=3", "model.num_heads=4", 'model.name="B"'):
         assert run(tmp_path, change, name="third") == 2
         assert change in capsys.readouterr().err
         assert not (tmp_path / "third").exists()
@@ -167,10 +168,10 @@ def run_folder(folder, size: str, data: str) -> str:
 @pytest.mark.parametrize(
     ("size", "mode", "expected"),
     [
+        ("B", "linear_probe", "linear_probe_cifar_tiny"),
         ("B", "finetune", "finetune_base"),
         ("L", "few_shot", "finetune_large"),
         ("H", "finetune", "finetune_huge"),
-        ("L", "linear_probe", "linear_probe_base"),
         ("S", "finetune", "finetune_photos_224"),
         ("tiny-cifar, img_size: 32", "finetune", "finetune_cifar_tiny"),
         ("tiny-cifar, img_size: 64", "finetune", "finetune_photos_64"),
@@ -182,6 +183,13 @@ def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path
     config, overrides = find_recipe(run_folder(tmp_path, size, colored), [f"finetune.mode={mode}"])
     assert config.stem == expected
     assert f'data.path="{colored}"' in overrides
+
+
+def test_a_linear_probe_takes_large_batches_of_many_images_alone(colored, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "_FEWEST_FOR_LARS", 10)
+    config, overrides = find_recipe(run_folder(tmp_path, "L", colored), ["finetune.mode=linear_probe"])
+    assert config.stem == "linear_probe_base"
+    assert "train.epochs=50" in overrides
 
 
 def test_data_that_a_moved_run_recorded_are_named_as_such(colored, tmp_path, monkeypatch):

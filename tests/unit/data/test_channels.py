@@ -39,7 +39,7 @@ def test_photographs_may_be_read_as_gray_or_rgb():
 @pytest.mark.parametrize(
     ("said", "channels", "bands", "expected"),
     [
-        (3, 13, True, r"in_chans=3.* 13 bands"),
+        (3, 13, True, r"in_chans=3.* 13 bands; choose 3 with .* if you gave it$"),
         (4, 3, False, r"in_chans=4.* 8-bit photographs"),
     ],
 )

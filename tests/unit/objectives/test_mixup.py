@@ -1,5 +1,7 @@
 """Mixup and cutmix against independent formulas, and against timm's loss of mixed labels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -78,6 +80,20 @@ def test_cutmix_pastes_a_box_and_labels_by_its_area():
         areas.append(area.item() / (height * width))
     assert min(areas) < 0.03
     assert max(areas) > 0.7
+
+
+def test_missing_values_stay_in_their_part_of_a_mixture():
+    """A pixel is missing in a mixture if it is missing in an image that gives it more than nothing."""
+    batch = batch_of(200, side=(8, 8))
+    missing = torch.rand(batch.images.shape, generator=torch.Generator().manual_seed(1)) < 0.2
+    holed = replace(batch, images=batch.images.float().masked_fill(missing, torch.nan))
+    mixing = Mixing(mixup=0.8, cutmix=1.0)
+    kept = mixing._draw(batch)[0][:, None, None]  # (P, 1, 1, H, W)
+    pairs = missing.unflatten(0, (-1, 2))
+    expected = ((pairs & (kept > 0)) | (pairs.flip(1) & (kept < 1))).flatten(0, 1)
+    whole, images = mixing(batch, CLASSES)[0], mixing(holed, CLASSES)[0]
+    assert torch.equal(images.isnan(), expected)
+    assert torch.equal(images[~expected], whole[~expected])
 
 
 def test_boxes_are_timms():

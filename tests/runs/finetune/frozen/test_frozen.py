@@ -26,6 +26,7 @@ from mae_vit.finetuning.command import main
 from mae_vit.finetuning.frozen import score
 from mae_vit.inspection.images import draw_samples
 from mae_vit.pretraining.command import main as pretrain_main
+from mae_vit.pretraining.report.run_record import read_run
 from mae_vit.training import evals
 from mae_vit.training.checkpoints.remote import RemoteRun
 from mae_vit.weights.encoder import load_encoder
@@ -108,6 +109,17 @@ def test_the_test_split_is_read_once(call, digits, pretrained, spy):
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 0
     # By the encoder, and by the same network with random weights.
     assert sorted(seen) == sorted(2 * list(range(len(open_index(digits, "test")))))
+
+
+def test_more_neighbors_than_images_are_all_images(call, pretrained, tmp_path):
+    assert call(KNN, "finetune.neighbors=1000", "data.labels_per_class=5", ckpt=pretrained) == 0
+    assert summary_of(tmp_path / "run")["neighbors"] == 50
+    # It left no metrics, and its page misses none.
+    assert read_run(tmp_path / "run").problems == ()
+
+
+def test_images_that_are_seen_as_they_are_need_not_fit_the_crops_of_training(call, pretrained):
+    assert call(KNN, "data.augment.crop=pad", "model.img_size=16", "--dry-run", ckpt=pretrained) == 0
 
 
 def test_options_that_do_nothing_are_named(call, pretrained, capsys):

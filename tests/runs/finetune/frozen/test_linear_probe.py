@@ -185,6 +185,26 @@ def test_without_held_out_images_there_is_one_rate(probe, tmp_path):
     assert summary["probe_rates"][0]["val_top1"] is None
 
 
+@pytest.mark.parametrize(("optimizer", "std"), [("sgd", 0.0), ("lars", 0.01)])
+def test_the_layer_begins_as_its_optimizer_needs(probe, monkeypatch, optimizer, std):
+    """The norm of the weights is a factor of LARS's steps. The official MAE code draws them with std 0.01."""
+    begun = []
+    monkeypatch.setattr(linear_probe, "train_probe", lambda probe, *_, **__: begun.append(probe.eval()))
+    assert probe(f"optim.name={optimizer}", "finetune.lr_factors=[1.0]", "finetune.test=false") == 0
+    assert begun[0].head.weight.std().item() == pytest.approx(std, rel=0.2)
+    assert not begun[0].head.bias.any()
+
+
+def test_lars_on_few_images_is_advised_against(probe, capsys, said):
+    assert probe("train.effective_batch_size=512", "--dry-run") == 0
+    assert "optim.name=" not in capsys.readouterr().out.partition("note:")[2]
+    assert probe("train.effective_batch_size=512", "optim.name=lars", "--dry-run") == 0
+    note = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("note: optim.name="))
+    said(note)
+    assert probe(*note.split()[-2:], "--dry-run") == 0
+    assert "of warm-up, cosine to 0; sgd" in capsys.readouterr().out
+
+
 def test_every_option_changes_the_layer_and_an_equal_run_does_not(probe, tmp_path):
     fixed = ["finetune.lr_factors=[1.0]", "train.epochs=2", "finetune.test=false"]
     changes = (

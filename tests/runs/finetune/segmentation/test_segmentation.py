@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from helpers.images import FIRST, STEP
 from safetensors.torch import load_file
 
 from mae_vit.cli.main import main as command_line
+from mae_vit.evaluation.segmentation import Overlaps
+from mae_vit.finetuning.results import MaskResults
+from mae_vit.runtime.ranks import Ranks
 from mae_vit.weights.encoder import load_encoder
 
 RESNET = {**CNN, "config": "small_resnet_cifar"}
@@ -89,6 +93,22 @@ def test_a_network_is_trained_from_scratch_and_from_weights_of_its_own(segment, 
         summary = summary_of(tmp_path / name)
         assert summary["model"] == "SmallResNet"
         assert 0 <= summary["test_miou"] <= 1
+
+
+def test_files_of_several_ranks_and_of_images_without_pixels_that_count(segment, spy, tmp_path):
+    made = []
+    spy(MaskResults, "predict_some", lambda *arguments: made.append(arguments))
+    assert segment("train.steps=1", "train.warmup_steps=0") == 0
+    (results, model, source), counts = made[0], np.ones((24, 3))
+    ranks = replace(results, setup=replace(results.setup, ranks=Ranks(0, 2, 0, 2)))
+    shown = ranks.predict_some(model, source)
+    assert len(shown["pixels"]) == 8
+    counts[5] = 0
+    results.write_test(Overlaps(counts, counts), {}, shown)
+    with (tmp_path / "run" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [n for n, row in enumerate(rows) if not row["miou"] and not row["pixel_accuracy"]] == [5]
+    assert rows[4]["miou"] == "1.000000"
 
 
 def test_a_dry_run_tells_the_plan(segment, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """A segmentation network by itself: the probe against scikit-learn, the loss against a plain loop."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,12 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score, log_loss
 
+from mae_vit.config.load import ConfigValues, load_config
+from mae_vit.core.bands import RGB8
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.models.build import build_segmenter
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -40,6 +46,21 @@ def random_batch(count: int, classes: int = 3) -> Batch:
     truth = torch.where(told, images[:, 0].long() * classes // 256, noise)
     truth[torch.rand(noise.shape, generator=generator) < 0.2] = -1
     return batch_of(images, truth)
+
+
+@pytest.mark.parametrize(("optimizer", "std"), [("sgd", 0), ("lars", 0.01)])
+def test_the_layer_of_a_probe_begins_as_its_optimizer_needs(optimizer, std):
+    """As that of "linear_probe"."""
+    overrides = ["data.path=x", "finetune.mode=segment_probe", "optim.blr=0.1", f"optim.name={optimizer}"]
+    config = load_config(
+        FinetuneConfig,
+        ConfigValues("model: {name: tiny-cifar, img_size: 8, patch_size: 2}"),
+        [*overrides, "train.steps=1", "run.name=x", "train.effective_batch_size=2"],
+    )
+    data = SimpleNamespace(classes=["a"] * 40, mean=[0.5] * 3, std=[0.2] * 3, bands=RGB8)
+    info = SimpleNamespace(geometry=SimpleNamespace(build=lambda **_: small_encoder(2)))
+    weight = build_segmenter(config, data, info, None).decode_head.classifier.weight
+    assert weight.std().item() == pytest.approx(std, rel=0.2)
 
 
 @pytest.mark.slow

@@ -110,11 +110,17 @@ def test_data_without_masks_are_refused(digits):
         opened(digits)
 
 
-def test_masks_beside_images_of_more_than_8_bits_are_refused(tmp_path):
+@pytest.mark.parametrize("bands", [1, 5])
+def test_masks_beside_images_that_are_not_8_bit_gray_or_rgb_are_refused(tmp_path, said, bands):
     folder = write_pairs(tmp_path / "in")
     for file in (folder / "images").rglob("*.png"):
-        values = np.asarray(Image.open(file).convert("L")).astype(np.uint16) * 257
-        Image.fromarray(values).save(file)
+        values = np.asarray(Image.open(file).convert("L"))
+        if bands == 1:
+            Image.fromarray(values.astype(np.uint16) * 257).save(file)
+        else:
+            np.save(file.with_suffix(".npy"), np.stack([values] * bands))
+            file.unlink()
     prepare_pairs(folder, tmp_path / "out")
-    with pytest.raises(InputError, match=r"uint16"):
+    with pytest.raises(InputError) as refused:
         opened(tmp_path / "out")
+    said(refused)
