@@ -9,6 +9,7 @@ from helpers.commands import ROOT
 from helpers.encoders import info_of
 from helpers.images import encoded
 from PIL import Image
+from timm.layers import resample_abs_pos_embed
 
 import mae_vit
 from mae_vit.core.errors import InputError
@@ -139,7 +140,12 @@ def test_the_pooling_is_the_files_own(path, tmp_path):
 def test_another_size_interpolates_positions_and_odd_options_are_refused(path):
     encoder = mae_vit.load_encoder(path, img_size=(48, 32))
     assert encoder.encoder.grid_size == (12, 8)
-    assert encoder(encoder.transform(PIXELS)[None]).shape == (1, encoder.embed_dim) == (1, 128)
+    # Nothing trains it, so features are plain numbers.
+    assert encoder(encoder.transform(PIXELS)[None]).numpy().shape == (1, encoder.embed_dim) == (1, 128)
+    fixed = replace(INFO.geometry, pos_embed="sincos")
+    path.write_bytes(encoder_bytes(fixed.build(), replace(INFO, geometry=fixed)))
+    table = resample_abs_pos_embed(mae_vit.load_encoder(path).encoder.pos_embed, [12, 8], [8, 8])
+    assert torch.equal(mae_vit.load_encoder(path, img_size=(48, 32)).encoder.pos_embed, table)
     for options, line in (({"img_size": 34}, r"img_size=34.*patch_size=4.*32"), ({"pool": "max"}, '"max"')):
         with pytest.raises(InputError, match=line):
             mae_vit.load_encoder(path, **options)
