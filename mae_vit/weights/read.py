@@ -17,6 +17,7 @@ from typing import Any
 
 import timm
 import torch
+from pydantic import ValidationError
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
@@ -257,7 +258,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     if not metadata:
         check_whole(path, names)
     section_class(metadata.get("family") or "vit", path)
-    geometry = geometry_from(metadata)
+    geometry = _checked(geometry_from(metadata), metadata, path)
     if "network" in metadata:  # fine-tuned; patch size 1, as nothing masked its patches
         facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
         geometry = ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
@@ -283,6 +284,25 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         downloaded=None if network is None else path,
         remarks={"found": where} if where else {},
     )
+
+
+def _checked(geometry: Geometry | None, metadata: dict[str, Any], path: Path) -> Geometry | None:
+    """Raises InputError for metadata of ours that a config could not state; returns the geometry."""
+    try:
+        if not all(value > 0 for value in metadata.get("std") or ()):
+            raise ValueError(f"std={metadata['std']}: must be above 0")
+        if metadata.get("pool") not in (None, "cls", "mean"):
+            raise ValueError(f'pool="{metadata["pool"]}": must be "cls" or "mean"')
+        if geometry is not None and hasattr(geometry, "num_heads"):
+            section_class(geometry.family, path).model_validate(geometry.to_config()).geometry()
+    except (TypeError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = first["msg"].removeprefix("Value error, ")
+            reason = f"{first['loc'][0]}={first['input']!r}: not possible" if first["loc"] else reason
+        raise InputError(f"{path}: its metadata are damaged ({reason}); copy it again") from None
+    return geometry
 
 
 def _read_hub(name: str) -> Weights:

@@ -9,12 +9,13 @@ from helpers.commands import ROOT
 from helpers.encoders import info_of
 from helpers.images import encoded
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
 
 import mae_vit
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
-from mae_vit.models.encoder_file import encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes, to_metadata
 from mae_vit.weights.read import read_weights
 
 INFO = info_of(img_size=(32, 32), embed_dim=128, pos_embed="learnable")
@@ -149,6 +150,26 @@ def test_another_size_interpolates_positions_and_odd_options_are_refused(path):
     for options, line in (({"img_size": 34}, r"img_size=34.*patch_size=4.*32"), ({"pool": "max"}, '"max"')):
         with pytest.raises(InputError, match=line):
             mae_vit.load_encoder(path, **options)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_heads": 0},
+        {"num_heads": 3},
+        {"patch_size": 0},
+        {"depth": "6"},
+        {"std": [0, 1, 1]},
+        {"pool": "max"},
+    ],
+)
+def test_damaged_metadata_are_one_line(path, changes):
+    save_file(load_file(path), path, metadata=to_metadata({**INFO.to_dict(), **changes}))
+    with pytest.raises(
+        InputError, match=rf"encoder.safetensors: its metadata .*{next(iter(changes))}"
+    ) as error:
+        mae_vit.load_encoder(path)
+    assert "\n" not in str(error.value)
 
 
 def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
