@@ -95,7 +95,6 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
         classifier.place(settings.device)
         out.parent.mkdir(parents=True, exist_ok=True)
         broken = out.with_suffix(".broken.csv")
-        broken.unlink(missing_ok=True)  # from an earlier call
         with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             done = _write(file, classifier, images, settings, arguments.top)
         images.write_broken(broken, done.broken)

@@ -107,7 +107,8 @@ def as_path_text(text: str) -> str:
 
 def as_path(text: str) -> Path:
     """Expands ~ and $NAME in an option that is a path; argparse's `type`."""
-    return Path(as_path_text(text))
+    path = Path(as_path_text(text))
+    return path if path.name not in ("", "..") else Path(os.path.abspath(path))  # "." has no name
 
 
 def add_plugin(parser: argparse.ArgumentParser) -> None:

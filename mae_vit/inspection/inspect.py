@@ -67,6 +67,8 @@ def open_subject(source: str) -> InspectedEncoder:
     weights = read_weights(source)
     model = encoder_from_weights(weights)
     _ = model.info.vit  # other families have no attention to show
+    for note in model.notes(source):
+        print(note, file=sys.stderr)
     bands, title = None, Path(source).name
     if (Path(source) / "config.yaml").is_file():
         # The folder of a third-party encoder may have a config.yaml of another kind.
@@ -81,6 +83,8 @@ def open_subject(source: str) -> InspectedEncoder:
 def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> tuple[Objective | None, str]:
     """Opens the objective with its decoder or head, or returns None and the reason."""
     if decoder := read_decoder(weights, model.encoder, model.info):
+        for note in decoder.notes:
+            print(f"note: {source}: {note}", file=sys.stderr)
         return decoder.mae, "" if decoder.mae else "the number of heads of its decoder is not known"
     if not (weights.path / STATE).is_file() or weights.objective is None:
         if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:

@@ -205,7 +205,7 @@ def position_view(encoder: Encoder) -> View:
         "Similarity of position embeddings",
         "For each patch, the similarity of its position embedding to all others (ViT Fig. 7 center). A bright spot "
         "at the patch itself, and its row and column, mean that the grid was learned. Yellow is 1, dark blue "
-        "-1. " + ("" if encoder.pos_embed.requires_grad else fixed),
+        "-1. " + (fixed if "pos_embed" in encoder.fixed else ""),
         similarity_grid(similarity, encoder.grid_size),
     )
 

@@ -29,6 +29,8 @@ from mae_vit.weights.names import FORMS
 _HEAD_BYTES = 512
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf")
 _UNPACK = "packed; unpack it, and give the file of weights in it"
+# torch.save never compresses, and a small file could fill the memory.
+_PACKED_AGAIN = "compressed, unlike what torch.save writes; give the original file"
 _CUT_SHORT = "cut short; download or copy it again"
 _SAVE = "if you trust its author, save only its tensors with torch.save(network.state_dict(), NEW)"
 _JAX = "of JAX; timm has Google's weights in PyTorch, such as timm:vit_base_patch16_224.augreg_in21k"
@@ -119,13 +121,14 @@ def _describe(path: Path, head: bytes) -> str | None:
     if head[:4] != b"PK\x03\x04":
         return "an image" if image_kind(head) else what_is(head)
     try:
-        names = zipfile.ZipFile(path).namelist()
+        members = zipfile.ZipFile(path).infolist()
     except zipfile.BadZipFile:
         return _CUT_SHORT
+    names = [member.filename for member in members]
     if any(name.endswith("/constants.pkl") for name in names):
         return f"a program of TorchScript, which is not run here; {_SAVE}"
     if any(name.endswith("/data.pkl") for name in names):
-        return None
+        return _PACKED_AGAIN if any(member.compress_type for member in members) else None
     return _JAX if names and all(name.endswith(".npy") for name in names) else _UNPACK
 
 

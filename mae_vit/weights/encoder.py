@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
@@ -19,14 +18,14 @@ from mae_vit.core.user_files import expand_text, name_given
 from mae_vit.data.views import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.encoder_file import UNKNOWN, Cost, EncoderInfo, cost_of_info, cost_of_weights, read_info
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map, pool_tokens
-from mae_vit.models.encoders.vit import sincos_position_table, with_class_position
+from mae_vit.models.encoders.vit import is_sincos, with_class_position
 from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
 from mae_vit.models.sizes import SIZES, Pool
 from mae_vit.training.checkpoints.checkpoint import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import open_foreign, read_foreign
 from mae_vit.weights.load import check_complete, check_kind, load_weights
-from mae_vit.weights.names import GIVEN, HEADS_BESIDE, another_kind, is_frozen
+from mae_vit.weights.names import GIVEN, HEADS_BESIDE, SIZE_BESIDE, another_kind, is_frozen
 from mae_vit.weights.read import Weights, read_weights
 
 
@@ -57,7 +56,7 @@ class ViTFeatures(FeatureEncoder):
 
 
 class PretrainedEncoder(ViTFeatures):
-    """A pretrained encoder with its pooling and its normalization, in evaluation mode.
+    """A pretrained encoder with its pooling and its normalization, in evaluation mode and without gradients.
 
     Attributes:
         info: geometry, normalization and history.
@@ -72,7 +71,7 @@ class PretrainedEncoder(ViTFeatures):
         images = ImageInput(*facts, bands=info.bands, preprocessing=info.preprocessing)
         super().__init__(encoder, images, pool=pool, fc_norm=fc_norm)
         self.info, self.weights = info, weights
-        self.eval()
+        self.eval().requires_grad_(False)
 
     @property
     def embed_dim(self) -> int:
@@ -148,7 +147,10 @@ def encoder_from_weights(
         raise InputError(f'pool="{pool}": must be "cls" or "mean"')
     info = info_from_weights(weights)
     if img_size is not None:
-        geometry = replace(info.geometry, img_size=_height_width(img_size, info.geometry.patch_size))
+        geometry, size = info.geometry, _height_width(img_size, info.geometry.patch_size)
+        if size != geometry.img_size and isinstance(geometry, ViTGeometry):  # also interpolates a fixed table
+            geometry = replace(geometry, pos_embed="learnable")
+        geometry = replace(geometry, img_size=size)
         info = replace(info, geometry=geometry)
     encoder = info.geometry.build()
     fc_norm = load_features(weights, encoder)[1]
@@ -219,7 +221,7 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
     tensors = weights.tensors
     try:
         embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
-        positions = with_class_position(tensors["pos_embed"])[0]
+        positions = with_class_position(tensors["pos_embed"], weights.grid)[0]
         mlp_width = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     except KeyError as error:
         or_lost = ", or it is not complete" if "patch_embed.proj.weight" in tensors else ""
@@ -232,11 +234,12 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
         raise another_kind(weights.source, "its patches are not images") from None
     num_patches = positions.shape[1] - 1
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-    side = round(num_patches**0.5)
-    if side * side != num_patches:
-        raise InputError(
-            f"{weights.source}: its positions fit no square image; give a file with its geometry"
-        )
+    rows, columns = grid = weights.grid or (round(num_patches**0.5),) * 2
+    if rows * columns != num_patches:
+        fault = f"do not fit the {rows} x {columns} patches of its config.json; correct the size there"
+        if not weights.grid:
+            fault = f"fit no square image; {SIZE_BESIDE}"
+        raise InputError(f"{weights.source}: its positions {fault}")
     size = SIZES[nearest_size(embed_dim, depth)]
     exact = (size.embed_dim, size.depth) == (embed_dim, depth)
     heads = weights.num_heads or (size.num_heads if exact else None)
@@ -245,10 +248,8 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
             f"{weights.source} does not give its number of heads, and width {embed_dim} with {depth} blocks is no "
             f"known size; {HEADS_BESIDE}"
         )
-    table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
-    fixed = table is not None and torch.allclose(positions.float(), table, atol=1e-4)
     return ViTGeometry(
-        (side * patch_size, side * patch_size),
+        (rows * patch_size, columns * patch_size),
         patch_size,
         in_chans,
         nearest_size(embed_dim, depth),
@@ -256,7 +257,7 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
         depth,
         num_heads=heads,
         mlp_ratio=mlp_width / embed_dim,
-        pos_embed="sincos" if fixed else "learnable",
+        pos_embed="sincos" if is_sincos(positions, grid) else "learnable",
     )
 
 

@@ -58,6 +58,7 @@ def load_weights(
             f"it is {weights.geometry.family}, the model is {encoder.family}",
         )
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
+    sizes = {"img_size": weights.img_size, "grid": weights.grid}
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
     state = encoder.weights()
     taken: dict[str, Tensor] = {}
@@ -70,7 +71,7 @@ def load_weights(
                 report.kept[name] = "fixed sin-cos table, which the file lacks"
             elif loaded is None:
                 report.random.append(name)
-            elif (fitted := encoder.adapt(name, loaded, report, geometry=weights.geometry)) is not None:
+            elif (fitted := encoder.adapt(name, loaded, report, **sizes)) is not None:
                 taken[name] = fitted
     except DoesNotFit as error:
         raise InputError(f"{weights.source} does not fit the model: {error}") from None

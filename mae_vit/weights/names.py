@@ -28,6 +28,8 @@ MEASURED_BY = (
 HEADS_BESIDE = (
     'put a config.json next to it: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
 )
+# The same for the size of images that are not square.
+SIZE_BESIDE = HEADS_BESIDE.replace('{"num_heads"', '{"img_size": [192, 224], "num_heads"')
 # Networks and tensors in memory are given as files.
 GIVEN = 'a run folder, a file of weights (torch.save(network.state_dict(), "x.pth") writes one) or a name'
 FORMS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'

@@ -17,6 +17,7 @@ from typing import Any
 
 import timm
 import torch
+from pydantic import ValidationError
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
@@ -71,6 +72,7 @@ class Weights:
         objective: name of the objective whose parts are included.
         num_heads: number of attention heads, which no shape shows.
         mean: mean of each channel in training; `std` is its standard deviation.
+        img_size: (H, W) in pixels of the images in training.
         labels: labels of the training.
         downloaded: path of the file if `source` is not a path.
         bands: meaning of the raw values of its images; `RGB8` if unknown.
@@ -87,6 +89,7 @@ class Weights:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     geometry: Geometry | None = None
+    img_size: tuple[int, int] | None = None
     labels: SeenLabels | None = None
     downloaded: Path | None = None
     bands: Bands = RGB8
@@ -98,6 +101,17 @@ class Weights:
     def path(self) -> Path:
         """The checkpoint or file; a path that does not exist for timm's models."""
         return self.downloaded or Path(self.source)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of patches; None if unknown."""
+        projection = self.tensors.get("patch_embed.proj.weight")
+        if self.geometry:
+            return self.geometry.grid_size
+        if self.img_size is None or projection is None:
+            return None
+        height, width = self.img_size
+        return height // projection.shape[-1], width // projection.shape[-1]
 
     def assumes(self, num_heads: int | None) -> str:
         """Describes the assumed number of heads; empty if the weights state it or have no blocks."""
@@ -119,13 +133,15 @@ def _with_facts(
     source: str, tensors: dict[str, Tensor], facts: Mapping[str, Any], *, pool: Pool, **known: Any
 ) -> Weights:
     """Takes facts by the names in an encoder file's metadata; `pool` is the default."""
-    mean, std, labels = (facts.get(name) for name in ("mean", "std", "labels"))
+    mean, std, labels, size = (facts.get(name) for name in ("mean", "std", "labels", "img_size"))
+    height, width = [size] * 2 if isinstance(size, int) else size or (0, 0)
     return Weights(
         source,
         tensors,
         num_heads=facts.get("num_heads"),
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
+        img_size=(int(height), int(width)) if size else None,
         labels=SeenLabels.model_validate(labels) if labels else None,
         bands=Bands.of_entry(facts),
         preprocessing=Preprocessing.of_entry(facts),
@@ -242,7 +258,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     if not metadata:
         check_whole(path, names)
     section_class(metadata.get("family") or "vit", path)
-    geometry = geometry_from(metadata)
+    geometry = _checked(geometry_from(metadata), metadata, path)
     if "network" in metadata:  # fine-tuned; patch size 1, as nothing masked its patches
         facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
         geometry = ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
@@ -268,6 +284,25 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         downloaded=None if network is None else path,
         remarks={"found": where} if where else {},
     )
+
+
+def _checked(geometry: Geometry | None, metadata: dict[str, Any], path: Path) -> Geometry | None:
+    """Raises InputError for metadata of ours that a config could not state; returns the geometry."""
+    try:
+        if not all(value > 0 for value in metadata.get("std") or ()):
+            raise ValueError(f"std={metadata['std']}: must be above 0")
+        if metadata.get("pool") not in (None, "cls", "mean"):
+            raise ValueError(f'pool="{metadata["pool"]}": must be "cls" or "mean"')
+        if geometry is not None and hasattr(geometry, "num_heads"):
+            section_class(geometry.family, path).model_validate(geometry.to_config()).geometry()
+    except (TypeError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = first["msg"].removeprefix("Value error, ")
+            reason = f"{first['loc'][0]}={first['input']!r}: not possible" if first["loc"] else reason
+        raise InputError(f"{path}: its metadata are damaged ({reason}); copy it again") from None
+    return geometry
 
 
 def _read_hub(name: str) -> Weights:
@@ -334,7 +369,7 @@ def _facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
         if eps > _LARGEST_EPS:
             ours = f"ours LayerNorm of eps {_LARGEST_EPS:g}"
             raise another_kind(str(path), f"its norm is LayerNorm of eps {eps:g}, {ours}")
-        facts = {"num_heads": config.get("num_attention_heads")}
+        facts = {"num_heads": config.get("num_attention_heads"), "img_size": config.get("image_size")}
         return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
     config = config or {"architecture": content.get("arch")}
     if not timm.is_model(str(config.get("architecture"))):
@@ -342,7 +377,7 @@ def _facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
     with torch.device("meta"):
         model = timm.create_model(config["architecture"], num_classes=0)
     stated, given = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
-    facts = {"mean": stated.get("mean"), "std": stated.get("std")}
+    facts = {"mean": stated.get("mean"), "std": stated.get("std"), "img_size": given.get("img_size")}
     if isinstance(model, VisionTransformer):
         _check_function(model, str(path))
         if changed := sorted({"act_layer", "norm_layer"} & given.keys()):

@@ -105,18 +105,26 @@ def find_network(
         return None
     prefix = _choose(list(networks), source, chosen)
     tensors = _with_whole_qkv(_renamed(named, prefix, _LIBRARIES[networks[prefix]][1]))
+    if networks[prefix] == "transformers":  # the head of its classifiers is beside the network
+        around = re.sub(r"\w+\.$", "", prefix)
+        heads = {f"head.{kind}": named.get(f"{around}classifier.{kind}") for kind in ("weight", "bias")}
+        tensors |= {name: value for name, value in heads.items() if value is not None}
     check_values(tensors, source)
     return tensors, _describe(prefix, networks[prefix], [*networks])
 
 
-def named_tensors(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Returns all tensors in nested mappings, by names joined with dots."""
+def named_tensors(
+    content: Mapping[Any, Any], prefix: str = "", seen: set[int] | None = None
+) -> dict[str, Tensor]:
+    """Returns all tensors in nested mappings, by names joined with dots; of a shared mapping by the first name."""
     tensors: dict[str, Tensor] = {}
+    seen = set() if seen is None else seen
     for key, value in content.items():
         if isinstance(value, Tensor):
             tensors[f"{prefix}{key}"] = value
-        elif isinstance(value, Mapping):
-            tensors |= named_tensors(value, f"{prefix}{key}.")
+        elif isinstance(value, Mapping) and id(value) not in seen:
+            seen.add(id(value))
+            tensors |= named_tensors(value, f"{prefix}{key}.", seen)
     return tensors
 
 

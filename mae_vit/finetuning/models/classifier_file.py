@@ -27,6 +27,7 @@ from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.containers import read_content
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.weights.unwrap import find_network
 
 FILE = "model.safetensors"
 _WANTED = "the folder of a finished fine-tuning run"
@@ -109,6 +110,8 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
             raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
         description = Description.model_validate(metadata)
         section_class(metadata.get("family") or "vit", named)
+        if description.network is None and (found := find_network(tensors, named)):
+            tensors = found[0]  # an export may have the names of transformers
     except OSError as error:
         hint = f"give {_WANTED}"
         if path.is_dir() and (path / "results.json").is_file():

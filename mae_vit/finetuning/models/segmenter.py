@@ -121,8 +121,6 @@ class Segmenter(Task):
             InputError: if they do not fit; names the difference.
         """
         assert isinstance(self.encoder, Encoder)
-        # Loading tells learned positions from a fixed table by `requires_grad`, which freezing hides.
-        self.freeze(False)
         if "norm.weight" not in weights.tensors:
             # A classifier that pools the mean has its norm after the mean (`fc_norm`); here it norms each token.
             tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
@@ -130,7 +128,6 @@ class Segmenter(Task):
         report = load_weights(weights, self.encoder)
         if self.probe:
             check_complete(weights, report.random)
-        self.freeze(self.probe)
         report.by_design["decode_head"] = "new: for the classes of these masks"
         return report
 

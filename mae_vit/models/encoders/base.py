@@ -18,6 +18,9 @@ from mae_vit.models.geometry import Geometry
 from mae_vit.models.patches import gather_patches
 from mae_vit.models.sizes import Pool
 
+# Height and width, or rows and columns.
+Pair = tuple[int, int]
+
 
 @dataclass
 class LoadReport:
@@ -167,17 +170,18 @@ class Encoder(nn.Module):
         """
 
     def adapt(
-        self, name: str, loaded: Tensor, report: LoadReport, *, geometry: Geometry | None
+        self, name: str, loaded: Tensor, report: LoadReport, *, img_size: Pair | None, grid: Pair | None
     ) -> Tensor | None:
         """Adapts a loaded tensor to this encoder and records it in `report`; returns None to keep the encoder's own.
 
-        Raises DoesNotFit if it cannot be adapted.
+        `img_size` and `grid` (rows and columns of patches) are those of the weights; None if unknown. Raises DoesNotFit
+        if it cannot be adapted.
         """
         expected = self.weights()[name]
         if loaded.shape != expected.shape:
-            size, hint = None if geometry is None else geometry.img_size, ""
-            if type(self).adapt is Encoder.adapt and size not in (None, self.img_size):
-                hint = f"; give model.img_size={list(size)}, or let {type(self).__name__}.adapt resize it"
+            hint = ""
+            if type(self).adapt is Encoder.adapt and img_size and img_size != self.img_size:
+                hint = f"; give model.img_size={list(img_size)}, or let {type(self).__name__}.adapt resize it"
             raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here{hint}")
         report.loaded.append(name)
         return loaded
@@ -244,14 +248,14 @@ class Transformer(Encoder):
                 raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
 
     def adapt(
-        self, name: str, loaded: Tensor, report: LoadReport, *, geometry: Geometry | None
+        self, name: str, loaded: Tensor, report: LoadReport, *, img_size: Pair | None, grid: Pair | None
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels."""
         theirs, ours = loaded.shape, self.state_dict()[name].shape
         if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
             raise DoesNotFit(f"embed_dim is {theirs[-1]} there, model.embed_dim={ours[-1]} here")
         if theirs == ours or name != "patch_embed.proj.weight":
-            return super().adapt(name, loaded, report, geometry=geometry)
+            return super().adapt(name, loaded, report, img_size=img_size, grid=grid)
         for axis, what in ((2, "patch_size"), (0, "embed_dim")):
             if loaded.ndim == 4 and theirs[axis] != ours[axis]:
                 raise DoesNotFit(f"{what} is {theirs[axis]} there, model.{what}={ours[axis]} here")

@@ -15,8 +15,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.models.attention import PlainOrFusedAttention
-from mae_vit.models.encoders.base import DoesNotFit, LoadReport, Transformer
-from mae_vit.models.geometry import Geometry
+from mae_vit.models.encoders.base import DoesNotFit, LoadReport, Pair, Transformer
 from mae_vit.models.patches import take_tokens
 from mae_vit.models.sizes import PositionKind
 
@@ -38,6 +37,14 @@ def sincos_position_table(grid_size: tuple[int, int], embed_dim: int, class_toke
     table = np.concatenate(halves, axis=1)  # (N, D)
     table = np.concatenate([np.zeros((class_tokens, embed_dim)), table])  # (k + N, D)
     return torch.from_numpy(table).float()[None]
+
+
+def is_sincos(table: Tensor, grid_size: tuple[int, int], class_tokens: int = 1) -> bool:
+    """Returns whether positions (1, k + N, D) are the fixed table of a grid, up to the rounding of their type."""
+    if table.shape[-1] % 4 or table.shape[1] != grid_size[0] * grid_size[1] + class_tokens:
+        return False
+    fixed = sincos_position_table(grid_size, table.shape[-1], class_tokens)
+    return torch.allclose(table.float(), fixed, atol=max(1e-4, torch.finfo(table.dtype).eps))
 
 
 def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
@@ -129,18 +136,19 @@ class ViTEncoder(VisionTransformer, Transformer):
         return self.encode(patch_tokens + self.pos_embed[:, self.num_prefix_tokens :])
 
     def adapt(
-        self, name: str, loaded: Tensor, report: LoadReport, *, geometry: Geometry | None
+        self, name: str, loaded: Tensor, report: LoadReport, *, img_size: Pair | None, grid: Pair | None
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels, and learned positions to another grid.
 
-        It resamples positions in 2-D, and keeps the rows of class tokens. Fixed positions are only checked: the encoder
-        computes its own table. Raises DoesNotFit if a tensor cannot be adapted.
+        It resamples positions in 2-D, and keeps the rows of class tokens. Of an unknown grid it takes the encoder's if
+        they are its fixed table, else a square. Fixed positions are only checked: the encoder computes its own table.
+        Raises DoesNotFit if a tensor cannot be adapted.
         """
         if name != "pos_embed":
-            return super().adapt(name, loaded, report, geometry=geometry)
+            return super().adapt(name, loaded, report, img_size=img_size, grid=grid)
         expected, count = self.pos_embed, self.num_prefix_tokens
-        if geometry is None and loaded.ndim == 3 and loaded.shape[1] != expected.shape[1]:
-            loaded, added = with_class_position(loaded)
+        if grid or loaded.shape[1:2] != expected.shape[1:2]:
+            loaded, added = with_class_position(loaded, grid)
             if added:
                 report.adapted["pos_embed"] = (
                     "has no row for the class token, so it is 0 there: the same function"
@@ -149,39 +157,39 @@ class ViTEncoder(VisionTransformer, Transformer):
             raise DoesNotFit(
                 f"embed_dim is {loaded.shape[-1]} there, model.embed_dim={expected.shape[-1]} here"
             )
-        known, num_loaded = geometry.grid_size if geometry else None, loaded.shape[1] - count
-        if known is not None and known[0] * known[1] != num_loaded:
+        num_loaded = loaded.shape[1] - count
+        if grid and grid[0] * grid[1] != num_loaded:
             raise DoesNotFit(
-                f"its pos_embed has {loaded.shape[1]} rows for {known[0]} x {known[1]} patches, ours one for each and "
+                f"its pos_embed has {loaded.shape[1]} rows for {grid[0]} x {grid[1]} patches, ours one for each and "
                 f"{count} for class tokens"
             )
-        side = round(num_loaded**0.5)
-        if not expected.requires_grad:
-            grid = known or (self.grid_size if num_loaded == self.num_patches else (side, side))
-            if grid[0] * grid[1] != num_loaded or not torch.allclose(
-                loaded.float(), sincos_position_table(grid, loaded.shape[-1], count), atol=1e-4
-            ):
+        square = (round(num_loaded**0.5),) * 2
+        guesses = (grid,) if grid else (self.grid_size, square)
+        fixed = next((one for one in guesses if is_sincos(loaded, one, count)), None)
+        if name in self.fixed:
+            if fixed is None:
                 raise DoesNotFit('it has learned positions; use model.pos_embed="learnable"')
-            report.kept["pos_embed"] = "fixed sin-cos table, the same function"
+            function = "the same function" if fixed == self.grid_size else "computed for this img_size"
+            report.kept["pos_embed"] = f"fixed sin-cos table, {function}"
             return None
-        if known == self.grid_size or (known is None and num_loaded == self.num_patches):
+        grid = grid or fixed or (square if square[0] ** 2 == num_loaded else self.grid_size)
+        if grid[0] * grid[1] != num_loaded:
+            raise DoesNotFit(f"pos_embed of {num_loaded} patches does not fit a square image")
+        if grid == self.grid_size:
             report.loaded.append("pos_embed")
             return loaded
-        old_rows, old_columns = known or (side, side)
-        if old_rows * old_columns != num_loaded:
-            raise DoesNotFit(f"pos_embed of {num_loaded} patches does not fit a square image")
         rows, columns = self.grid_size
-        report.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
-        return resample_abs_pos_embed(
-            loaded.float(), [rows, columns], [old_rows, old_columns], num_prefix_tokens=count
-        )
+        report.interpolated["pos_embed"] = f"{grid[0]} x {grid[1]} -> {rows} x {columns} patches"
+        return resample_abs_pos_embed(loaded.float(), [rows, columns], [*grid], num_prefix_tokens=count)
 
 
-def with_class_position(table: Tensor) -> tuple[Tensor, bool]:
-    """Adds a row of zeros for the class token to positions (1, N, D) of a square image, if they have none.
+def with_class_position(table: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, bool]:
+    """Adds a row of zeros for the class token to positions (1, N, D), if they have none.
 
-    Returns the table, and whether the row was added: if N is a square, because a square plus 1 is never a square.
+    Returns the table, and whether the row was added: if N is the grid's, or without a grid a square, because a square
+    plus 1 is never a square.
     """
-    if table.ndim != 3 or isqrt(table.shape[1]) ** 2 != table.shape[1]:
+    rows, columns = grid or (isqrt(table.shape[1]),) * 2
+    if table.ndim != 3 or rows * columns != table.shape[1]:
         return table, False
     return torch.cat([table.new_zeros(1, 1, table.shape[2]), table], dim=1), True

@@ -81,15 +81,21 @@ class Outcome:
 
 
 def check_out(out: Path) -> None:
-    """Raises InputError if `out` is a file or a file's name, or a folder that holds something else."""
+    """Raises InputError if `out` is a file or a file's name, or it or its partial folder holds something else."""
     if out.suffix in (".npy", ".npz", ".parquet"):
         raise InputError(f"--out {out}: the output is a folder; give {out.with_suffix('')}")
-    if not out.exists():
-        return
-    names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
-    if names and not (META in names and names <= _FILES):
-        other = min(names - _FILES, default=f"no {META}")
-        raise InputError(f"--out {out} has {other}, which mae-vit embed did not write; give another folder")
+    for folder, needed in ((out, {META}), (_partial(out), set())):
+        if not folder.exists():
+            continue
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+        names = {name for name in names if not (name.startswith(".") and name.endswith(".tmp"))}
+        if names and not needed <= names <= _FILES:
+            other = min(names - _FILES, default=f"no {META}")
+            raise InputError(f"{folder} has {other}, which mae-vit embed did not write; give another --out")
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")
 
 
 def embed(
@@ -186,7 +192,9 @@ def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise InputError(f"{path} is damaged; delete {path.parent}") from None
-    differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
+    differing = [key for key in asked if key != "tool" and saved.get(key) != asked[key]]
+    if "digest" not in differing:  # the same weights by another path
+        differing = [key for key in differing if key != "start"]
     if differing:
         options = [key for key in differing if not key.startswith("data_")]
         reasons = ["of other images"] * (len(options) < len(differing))
@@ -234,7 +242,7 @@ def _locked(out: Path) -> Iterator[Path]:
 
     Raises InputError if another process has the lock.
     """
-    folder = out.with_name(f"{out.name}.partial")
+    folder = _partial(out)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _LOCK
     lock = try_lock(path)

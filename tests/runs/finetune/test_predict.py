@@ -84,7 +84,7 @@ def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_pat
     assert {row["split"] for row in ours} == {"test"}
 
 
-def test_a_folder_of_images_with_a_broken_one(run, digits, photos, tmp_path, capsys):
+def test_a_folder_of_images_with_a_broken_one(run, digits, photos, tmp_path, capsys, monkeypatch):
     folder = photos("0.png", "1.png", "2.png")
     (folder / "broken.png").write_bytes(b"none")
     assert predict(run / "model.safetensors", folder, tmp_path / "p.csv") == 0
@@ -95,6 +95,11 @@ def test_a_folder_of_images_with_a_broken_one(run, digits, photos, tmp_path, cap
     assert [row["path"] for row in rows] == ["0.png", "1.png", "2.png"]
     assert list(rows[0]) == ["path", "key", "prediction", "probability"]
     assert [row["path"] for row in rows_of(tmp_path / "p.broken.csv")] == ["broken.png"]
+    before = {path: path.read_bytes() for path in tmp_path.glob("p.*csv")}
+    with monkeypatch.context() as patch:
+        patch.setattr("mae_vit.runtime.signals.StopRequest", lambda: True)
+        assert predict(run, folder, tmp_path / "p.csv") != 0
+    assert {path: path.read_bytes() for path in tmp_path.glob("p.*csv")} == before
     classifier = mae_vit.load_classifier(run)
     assert classifier.classes == tuple(open_index(digits, "test").dataset.classes)
     (chances,) = classifier.predict(classifier.transform(folder / "1.png")[None])

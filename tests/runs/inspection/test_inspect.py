@@ -16,6 +16,7 @@ from mae_vit.cli.main import main
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.inspect import open_subject
 from mae_vit.inspection.reconstructions import reconstruct
+from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
@@ -79,6 +80,17 @@ def test_a_config_of_another_program_beside_an_encoder_is_no_run(runs, tmp_path)
     shutil.copy(runs / "mae" / "encoder.safetensors", tmp_path)
     (tmp_path / "config.yaml").write_text("monitor: 3\nepochs: 9\n")
     assert open_subject(str(tmp_path)).title == tmp_path.name
+
+
+def test_what_is_assumed_about_weights_is_said(tmp_path, capsys):
+    info = info_of(embed_dim=128, depth=6)
+    mae = MAEConfig(name="mae", decoder_depth=1).build(info.geometry.build(), mean=info.mean, std=info.std)
+    tensors = {name.removeprefix("encoder."): value for name, value in mae.state_dict().items()}
+    torch.save(tensors, tmp_path / "mae.pth")
+    assert open_subject(str(tmp_path / "mae.pth")).objective is not None
+    notes = capsys.readouterr().err
+    for assumed in ("num_heads=4", "ImageNet's normalization", "norm_pix_loss=false"):
+        assert assumed in notes
 
 
 def test_random_masks_as_trained_say_what_training_says(runs, digits):

@@ -6,8 +6,8 @@ import signal
 import threading
 import time
 import zipfile
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers.commands import one_line
@@ -180,6 +180,7 @@ def test_other_weights_and_other_files_are_refused(weights, folder, begun, tmp_p
     for path, data, key in (
         (weights, other.read_bytes(), "digest was"),
         (picture, encoded(99, "png", (30, 30)), "of other images"),
+        (picture, picture.read_bytes()[::-1], "of other images"),
     ):
         kept = path.read_bytes()
         path.write_bytes(data)
@@ -188,7 +189,13 @@ def test_other_weights_and_other_files_are_refused(weights, folder, begun, tmp_p
             assert key in capsys.readouterr().err
         finally:
             path.write_bytes(kept)
-    assert call(weights, folder, "--out", begun) == 0
+    renamed = folder.with_name("renamed")
+    shutil.copytree(folder, renamed)  # with other times, as on another machine
+    assert call(weights, renamed, "--out", begun) == 2
+    assert "(data was folder, now renamed)" in capsys.readouterr().err
+    same = shutil.copy(weights, tmp_path / "same.safetensors")
+    moved = shutil.copytree(folder, tmp_path / "folder", copy_function=shutil.copyfile)
+    assert call(same, moved, "--out", begun) == 0
 
 
 def test_a_finished_output_is_left_as_it_is(weights, folder, begun, capsys):
@@ -203,16 +210,15 @@ def test_a_finished_output_is_left_as_it_is(weights, folder, begun, capsys):
     assert not partial_of(begun).exists()
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "features.npy"])
+@pytest.mark.parametrize("name", ["f/notes.txt", "f/features.npy", "f.partial/notes.txt"])
 def test_a_folder_of_others_is_not_touched(weights, folder, tmp_path, capsys, name):
-    out = tmp_path / "f"
-    out.mkdir()
-    np.save(out / name, np.arange(3))
-    before = content(out)
-    assert call(weights, folder, "--out", out) == 2
-    assert str(out) in capsys.readouterr().err
-    assert content(out) == before
-    assert os.listdir(tmp_path) == ["f"]
+    theirs = (tmp_path / name).parent
+    theirs.mkdir()
+    (tmp_path / name).write_text("theirs")
+    assert call(weights, folder, "--out", tmp_path / "f") == 2
+    assert str(theirs) in capsys.readouterr().err
+    assert content(theirs) == {Path(name).name: b"theirs"}
+    assert os.listdir(tmp_path) == [theirs.name]
 
 
 def test_two_processes_do_not_write_one_output(weights, folder, begun, capsys):

@@ -255,6 +255,13 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
+def test_the_folder_may_be_the_current_one(weights, photos, tmp_path, monkeypatch):
+    (tmp_path / "f").mkdir()
+    monkeypatch.chdir(tmp_path / "f")
+    assert call(weights, photos[0] / "folder", "--out", ".") == 0
+    assert len(read_output(tmp_path / "f")["features"]) == 18
+
+
 def test_features_that_are_not_finite_are_refused(photos, tmp_path, capsys):
     path = write_encoder(tmp_path / "large.safetensors", scale=1e6)
     arguments = (path, photos[0] / "folder", "--out", tmp_path / "f")

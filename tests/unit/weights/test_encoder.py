@@ -9,11 +9,13 @@ from helpers.commands import ROOT
 from helpers.encoders import info_of
 from helpers.images import encoded
 from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.layers import resample_abs_pos_embed
 
 import mae_vit
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
-from mae_vit.models.encoder_file import encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes, to_metadata
 from mae_vit.weights.read import read_weights
 
 INFO = info_of(img_size=(32, 32), embed_dim=128, pos_embed="learnable")
@@ -139,10 +141,35 @@ def test_the_pooling_is_the_files_own(path, tmp_path):
 def test_another_size_interpolates_positions_and_odd_options_are_refused(path):
     encoder = mae_vit.load_encoder(path, img_size=(48, 32))
     assert encoder.encoder.grid_size == (12, 8)
-    assert encoder(encoder.transform(PIXELS)[None]).shape == (1, encoder.embed_dim) == (1, 128)
+    # Nothing trains it, so features are plain numbers.
+    assert encoder(encoder.transform(PIXELS)[None]).numpy().shape == (1, encoder.embed_dim) == (1, 128)
+    fixed = replace(INFO.geometry, pos_embed="sincos")
+    path.write_bytes(encoder_bytes(fixed.build(), replace(INFO, geometry=fixed)))
+    table = resample_abs_pos_embed(mae_vit.load_encoder(path).encoder.pos_embed, [12, 8], [8, 8])
+    assert torch.equal(mae_vit.load_encoder(path, img_size=(48, 32)).encoder.pos_embed, table)
     for options, line in (({"img_size": 34}, r"img_size=34.*patch_size=4.*32"), ({"pool": "max"}, '"max"')):
         with pytest.raises(InputError, match=line):
             mae_vit.load_encoder(path, **options)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_heads": 0},
+        {"num_heads": 3},
+        {"patch_size": 0},
+        {"depth": "6"},
+        {"std": [0, 1, 1]},
+        {"pool": "max"},
+    ],
+)
+def test_damaged_metadata_are_one_line(path, changes):
+    save_file(load_file(path), path, metadata=to_metadata({**INFO.to_dict(), **changes}))
+    with pytest.raises(
+        InputError, match=rf"encoder.safetensors: its metadata .*{next(iter(changes))}"
+    ) as error:
+        mae_vit.load_encoder(path)
+    assert "\n" not in str(error.value)
 
 
 def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):

@@ -70,6 +70,14 @@ def renamed(file, name):
     return file.rename(file.with_name(name))
 
 
+def shared(folder):
+    """Each level names the one below twice: 16 names."""
+    level = TENSORS
+    for _ in range(4):
+        level = {"a": level, "b": level}
+    return saved(folder, level)
+
+
 READ = {
     "sharded safetensors": lambda folder: sharded(folder, "safetensors"),
     "an index": lambda folder: sharded(folder, "safetensors") / "model.safetensors.index.json",
@@ -79,6 +87,7 @@ READ = {
     "DINOv2's chunks of blocks": in_chunks,
     "safetensors named .pth": lambda folder: renamed(saved(folder, TENSORS, "a.safetensors"), "a.pth"),
     "a pickle named .safetensors": lambda folder: renamed(saved(folder, TENSORS), "a.safetensors"),
+    "mappings that share their content": shared,
     "bfloat16": lambda folder: saved(folder, {name: value.bfloat16() for name, value in TENSORS.items()}),
 }
 
@@ -107,6 +116,16 @@ def zipped(folder):
     with zipfile.ZipFile(folder / "file.zip", "w") as file:
         file.write(saved(folder, TENSORS), "file.pth")
     return folder / "file.zip"
+
+
+def deflated(folder):
+    with (
+        zipfile.ZipFile(saved(folder, TENSORS)) as stored,
+        zipfile.ZipFile(folder / "small.pth", "w", zipfile.ZIP_DEFLATED) as file,
+    ):
+        for name in stored.namelist():
+            file.writestr(name, stored.read(name))
+    return folder / "small.pth"
 
 
 def tarred(folder):
@@ -155,6 +174,7 @@ REFUSED = {
     "an image": (lambda d: written(d, b"\xff\xd8\xff\xe0 0123456789"), "an image"),
     "gzip": (lambda d: written(d, gzip.compress(b"weights")), "unpack it"),
     "zip": (zipped, "unpack it"),
+    "a torch file packed again": (deflated, "is compressed"),
     "tar": (tarred, "unpack it"),
     "a torch file cut short": (lambda d: cut(d, "a.pth"), "cut short"),
     "safetensors cut short": (lambda d: cut(d, "a.safetensors"), "cut short"),

@@ -97,7 +97,32 @@ def test_positions_go_from_14x14_to_24x16_as_timm_takes_them(tmp_path, pos_embed
 def test_a_fixed_table_of_another_grid_of_as_many_patches_is_a_fixed_table(tmp_path):
     written(tmp_path, encoder_of(img_size=(16, 64)), (16, 64), 4, "sincos")
     report = load_weights(read_weights(str(tmp_path)), encoder_of())
-    assert set(report.kept) == {"pos_embed"}
+    assert report.kept == {"pos_embed": "fixed sin-cos table, computed for this img_size"}
+
+
+@pytest.mark.parametrize("pos_embed", ["learnable", "sincos"])
+def test_a_bare_table_is_of_a_square_image(tmp_path, pos_embed):
+    """Also for a model of as many patches in another shape; a fixed table of that shape is recognized."""
+    square, wide = (encoder_of(img_size=size, pos_embed=pos_embed) for size in ((32, 32), (16, 64)))
+    torch.save(square.state_dict(), tmp_path / "bare.pth")
+    bare = read_weights(str(tmp_path / "bare.pth"))
+    learnable = encoder_of(img_size=(16, 64), pos_embed="learnable")
+    assert load_weights(bare, learnable).interpolated == {"pos_embed": "8 x 8 -> 4 x 16 patches"}
+    assert not torch.allclose(learnable.pos_embed, square.pos_embed, atol=0.01)
+    if pos_embed == "sincos":
+        assert set(load_weights(bare, encoder_of(img_size=(16, 64))).kept) == {"pos_embed"}
+        torch.save(wide.state_dict(), tmp_path / "wide.pth")
+        report = load_weights(read_weights(str(tmp_path / "wide.pth")), learnable)
+        assert "pos_embed" in report.loaded
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_rounded_fixed_table_is_a_fixed_table(tmp_path, dtype):
+    rounded = {name: value.to(dtype) for name, value in encoder_of().state_dict().items()}
+    torch.save(rounded, tmp_path / "half.pth")
+    model = encoder_of()
+    assert set(load_weights(read_weights(str(tmp_path / "half.pth")), model).kept) == {"pos_embed"}
+    assert torch.equal(model.pos_embed, encoder_of().pos_embed)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +185,9 @@ def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
     model.load_state_dict(weights.tensors)
     images = torch.randn(1, 3, *weights.geometry.img_size)
     torch.testing.assert_close(encoder.eval().forward_features(images), model.forward_features(images))
-    weights.tensors["pos_embed"] = weights.tensors["pos_embed"][:, 1:]
+    weights.tensors["pos_embed"] = weights.tensors["pos_embed"][:, 2:]
     rows, columns = encoder.grid_size
-    with pytest.raises(InputError, match=f"{rows * columns} rows for {rows} x {columns}"):
+    with pytest.raises(InputError, match=f"{rows * columns - 1} rows for {rows} x {columns}"):
         load_weights(weights, encoder)
 
 

@@ -31,7 +31,7 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 def network(seed=0, **options):
     torch.manual_seed(seed)
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SIZE, **options).eval()
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **{**SIZE, **options}).eval()
     with torch.no_grad():
         for value in model.parameters():
             # Biases and norms too: zeros and ones would hide a missing term.
@@ -276,6 +276,30 @@ def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=said):
         mae_vit.load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("size", [(32, 128), (64, 128), (192, 224)])
+def test_the_config_beside_tells_the_size(tmp_path, size):
+    """2 x 8 and 12 x 14 patches could be those of a square, with and without the class token's row."""
+    stated = {"architecture": "vit_tiny_patch16_224", "model_args": {**SIZE, "img_size": size}}
+    beside = {"timm": stated, "transformers": {**THEIRS, "image_size": size}, "nothing": {}}
+    model, images = network(img_size=size), torch.randn(2, 3, *size)
+    for kind, config in beside.items():
+        (tmp_path / kind).mkdir()
+        save_file(model.state_dict(), tmp_path / kind / "model.safetensors")
+        (tmp_path / kind / "config.json").write_text(json.dumps(config))
+        if config:
+            encoder = mae_vit.load_encoder(tmp_path / kind)
+            assert encoder.info.img_size == size
+            torch.testing.assert_close(encoder(images), model(images), atol=1e-5, rtol=0)
+            assert "pos_embed" in load_weights(encoder.weights, encoder.info.geometry.build()).loaded
+    if size == (64, 128):
+        with pytest.raises(InputError, match=re.escape('config.json next to it: {"architecture"')):
+            mae_vit.load_encoder(tmp_path / "nothing")
+        damaged = {**THEIRS, "image_size": [64, 64]}
+        (tmp_path / "transformers" / "config.json").write_text(json.dumps(damaged))
+        with pytest.raises(InputError, match="do not fit the 4 x 4 patches"):
+            mae_vit.load_encoder(tmp_path / "transformers")
 
 
 def test_one_of_several_networks_is_taken_by_its_name(tmp_path, capsys):

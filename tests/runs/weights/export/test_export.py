@@ -231,6 +231,11 @@ def test_a_classifier_of_the_cls_token_is_transformers_too(tmp_path):
     model = ViTForImageClassification.from_pretrained(tmp_path / "out").eval()
     close(model(images()).logits, logits(images()))
     assert model.config.id2label == {0: "cat", 1: "dog"}
+    # It is a classifier of ours as well.
+    close(mae_vit.load_classifier(tmp_path / "out")(images()), logits(images()))
+    assert export(tmp_path / "out", "--to", "timm", "--out", tmp_path / "timm") == 0
+    again = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    close(again(images()), logits(images()))
 
 
 def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch):
