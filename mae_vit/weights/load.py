@@ -58,7 +58,7 @@ def load_weights(
             f"it is {weights.geometry.family}, the model is {encoder.family}",
         )
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
-    sizes = {"img_size": weights.img_size, "grid": weights.grid}
+    sizes = {"img_size": (weights.geometry or weights).img_size, "grid": weights.grid}
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
     state = encoder.weights()
     taken: dict[str, Tensor] = {}

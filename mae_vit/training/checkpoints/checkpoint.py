@@ -214,7 +214,8 @@ def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[s
 
 def verify_checkpoint(path: Path) -> CheckpointInfo:
     """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory."""
-    return load_checkpoint(path, load=False)
+    checkpoint = load_checkpoint(path, load=False)  # it has a state, which would stay alive with it
+    return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
 
 
 def described_checkpoint(path: Path, described: dict[str, Any]) -> CheckpointInfo:

@@ -189,7 +189,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digit
         f"{tmp_path / 'none'} does not exist (": (tmp_path / "none", digits, out),
         "the model.safetensors": (pretrained / "encoder.safetensors", digits, out),
         '"tst"': (run, digits, out, "--split", "tst"),
-        "known: cifar10": (run, tmp_path / "none", tmp_path / "new" / "p.csv"),
+        "known by name: cifar10": (run, tmp_path / "none", tmp_path / "new" / "p.csv"),
         "cut short": (cut, digits, out),
         'finetune.mode="finetune"': (shared("finetune.mode=knn", ckpt=pretrained).folder, digits, out),
     }

@@ -154,7 +154,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     refused(str(pictures), "--ckpt", str(pictures))
     refused("not a run folder", "--ckpt", str(encoder))
     main([])
-    assert "--config FILE" in one_line(capsys)
+    assert "no weights and no config" in one_line(capsys)
 
 
 def run_folder(folder, size: str, data: str) -> str:

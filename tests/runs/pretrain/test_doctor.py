@@ -79,9 +79,9 @@ def test_without_a_config_it_checks_what_all_runs_need(capsys):
     assert cli.main(["doctor"]) == 0
     output = capsys.readouterr().out
     assert {"torch", "device", "precision", "ranks", "versions"} <= set(read(output))
-    assert "--config FILE" in output
+    assert "mae-vit doctor CONFIG" in output
     assert cli.main(["doctor", "train.steps=3"]) == 2
-    assert "--config FILE" in capsys.readouterr().err
+    assert "a config before it, such as mae-vit doctor mae_base train.steps=3" in capsys.readouterr().err
 
 
 def test_software_that_is_missing_fails(doctor, monkeypatch):
