@@ -62,10 +62,12 @@ class Mixing(nn.Module):
         images = batch.images.float().unflatten(0, (-1, 2))  # (P, 2, C, H, W)
         labels = F.one_hot(batch.labels, num_classes).float().unflatten(0, (-1, 2))  # (P, 2, K)
         kept, share = kept[:, None, None], share[:, None, None]  # (P, 1, 1, H, W), (P, 1, 1)
-        # A missing value is NaN, also times 0: it counts only where its image does. Blended, it stays missing.
         own, other = images * kept, images.flip(1) * (1 - kept)
+        if batch.images.is_floating_point():
+            # A missing value is NaN, also times 0: it counts only where its image does. Blended, it stays missing.
+            own, other = own.masked_fill(kept == 0, 0), other.masked_fill(kept == 1, 0)
         return (
-            (own.masked_fill(kept == 0, 0) + other.masked_fill(kept == 1, 0)).flatten(0, 1),
+            (own + other).flatten(0, 1),
             (labels * share + labels.flip(1) * (1 - share)).flatten(0, 1),
         )
 
