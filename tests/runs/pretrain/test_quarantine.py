@@ -1,5 +1,6 @@
 """The sample budget: damaged samples are replaced, listed and counted; over the budget the run stops and says why."""
 
+import errno
 import json
 import os
 
@@ -11,6 +12,7 @@ from mae_vit.core.errors import Damage
 from mae_vit.data import training_data
 from mae_vit.data.index import open_index
 from mae_vit.runtime.ranks import Ranks
+from mae_vit.training import recovery
 from mae_vit.training.recovery import Quarantine
 
 # 1 % of 1,497 samples, in five ways.
@@ -143,3 +145,15 @@ def test_the_list_takes_hostile_lines_and_names(tmp_path):
     again.exchange()
     assert "allows 1;" in again.excess
     assert os.linesep.join(map(str, [hostile])).isprintable()
+
+
+def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    quarantine = Quarantine(tmp_path / "q", Ranks(), start_step=0, share=0.5, samples=3, data_path="data")
+    damage = Damage(1, "a.tar", "x", None, "not an image")
+    quarantine.note(4, [damage])
+    monkeypatch.setattr(recovery, "fsync_path", lambda path: None)
+    monkeypatch.setattr(os, "fsync", full)
+    assert quarantine.exchange() == [damage]

@@ -12,6 +12,7 @@ import pytest
 from helpers.commands import summary_of
 
 from mae_vit.core.errors import InputError
+from mae_vit.training import startup
 from mae_vit.training.outputs import run_folder
 from mae_vit.training.outputs.run_folder import lock_run
 
@@ -83,6 +84,16 @@ def test_one_that_leaves_is_waited_for(call, holder, tmp_path, monkeypatch):
     begun = time.monotonic()
     assert call() == 0
     assert time.monotonic() - begun > 1.0
+    assert summary_of(tmp_path / "run")["status"] == "done"
+
+
+def test_one_that_waited_does_not_begin_a_run_anew(call, tmp_path, monkeypatch, capsys):
+    assert call() == 0
+    # As a process that looked before the other one created the folder.
+    monkeypatch.setattr(startup, "_find_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr(startup, "check_resumable", lambda *_, **__: None)
+    assert call() == 2
+    assert "another process has begun this run" in capsys.readouterr().err
     assert summary_of(tmp_path / "run")["status"] == "done"
 
 
