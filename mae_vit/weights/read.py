@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from pydantic import ValidationError
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -28,7 +26,6 @@ from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_n
 from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import read_metadata
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import Geometry, geometry_from, timm_geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.checkpoint import (
@@ -43,8 +40,9 @@ from mae_vit.training.checkpoints.checkpoint import (
     step_of,
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content
+from mae_vit.weights.facts import CONFIGS, check_function, facts_beside
 from mae_vit.weights.foreign import nearest_timm
-from mae_vit.weights.names import FORMS, HEADS_BESIDE, another_kind, as_it_is, check_exists, split_network
+from mae_vit.weights.names import FORMS, HEADS_BESIDE, as_it_is, check_exists, split_network
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.unwrap import find_network, named_tensors
 
@@ -52,14 +50,8 @@ ENCODER_PREFIX = "encoder."
 # Files in a repository on the Hub, as `mae-vit export` writes them. Third-party files with timm's names work too.
 _HUB_FILES = ("encoder.safetensors", "model.safetensors")
 _TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
-# Configs of timm and transformers beside weights; transformers has its normalization in the second.
-_CONFIGS = ("config.json", "preprocessor_config.json")
 # The parts of our checkpoints that are weights, not optimizer states.
 _WEIGHTS = ("parameters", "average", "best")
-# eps of our LayerNorm. A smaller one, such as transformers' 1e-12, changes trained features only by rounding.
-_LARGEST_EPS = 1e-6
-# ViT-S of MoCo v3 (its vits.py; also in mmpretrain) and of SLIP. ViT-S of timm, DeiT, DINO and iBOT has 6 heads.
-_SMALL_OF_12_HEADS = re.compile(r"arch='(vit_small|mocov3-s(mall)?)'|model='\w+_VITS16'")
 
 
 @dataclass(frozen=True)
@@ -277,7 +269,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     return _with_facts(
         str(path) if network is None else f"{path}@{network}",
         tensors,
-        metadata or _facts_beside(path, content),
+        metadata or facts_beside(path, content),
         pool="mean" if metadata or "fc_norm.weight" in tensors else "cls",
         objective="mae" if has_decoder and not metadata else None,
         geometry=geometry,
@@ -311,7 +303,7 @@ def _read_hub(name: str) -> Weights:
     path, commit = download(repo, _HUB_FILES)
     pinned = replace(repo, revision=commit)
     if not read_metadata(path):
-        for file in _CONFIGS:
+        for file in CONFIGS:
             with suppress(InputError):  # the repository has no such file
                 download(pinned, [file])
     try:
@@ -344,7 +336,7 @@ def _read_timm(name: str) -> Weights:
         raise InputError(f"cannot fetch the weights of {name}, network needed ({reason}){by_hand}") from None
     geometry = None
     if isinstance(model, VisionTransformer):
-        _check_function(model, name)
+        check_function(model, name)
         geometry = timm_geometry(model)
     facts = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
     return _with_facts(
@@ -354,63 +346,3 @@ def _read_timm(name: str) -> Weights:
         pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
         geometry=geometry,
     )
-
-
-def _facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns facts about third-party weights that shapes do not show; configs beside a file precede its content.
-
-    Raises InputError if the network computes another function than ours.
-    """
-    config, images = (_read_json(path.with_name(name)) for name in _CONFIGS)
-    if "hidden_size" in config:  # of transformers
-        activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
-        if activation != "gelu":
-            raise another_kind(str(path), f"its activation is {activation}, ours gelu")
-        if eps > _LARGEST_EPS:
-            ours = f"ours LayerNorm of eps {_LARGEST_EPS:g}"
-            raise another_kind(str(path), f"its norm is LayerNorm of eps {eps:g}, {ours}")
-        facts = {"num_heads": config.get("num_attention_heads"), "img_size": config.get("image_size")}
-        return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
-    config = config or {"architecture": content.get("arch")}
-    if not timm.is_model(str(config.get("architecture"))):
-        return {"num_heads": 12} if _SMALL_OF_12_HEADS.search(_said_inside(content)) else {}
-    with torch.device("meta"):
-        model = timm.create_model(config["architecture"], num_classes=0)
-    stated, given = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
-    facts = {"mean": stated.get("mean"), "std": stated.get("std"), "img_size": given.get("img_size")}
-    if isinstance(model, VisionTransformer):
-        _check_function(model, str(path))
-        if changed := sorted({"act_layer", "norm_layer"} & given.keys()):
-            raise another_kind(str(path), f"its {changed[0]} is {given[changed[0]]}")
-        facts["num_heads"] = given.get("num_heads") or model.blocks[0].attn.num_heads
-    if "global_pool" in config:
-        facts["pool"] = "mean" if config["global_pool"] == "avg" else "cls"
-    return facts
-
-
-def _said_inside(content: Mapping[Any, Any]) -> str:
-    """Returns a checkpoint's texts on its architecture: `arch`, `args.model`, and mmengine's config in `meta`."""
-    args, meta = content.get("args"), content.get("meta")
-    model = args.get("model") if isinstance(args, Mapping) else getattr(args, "model", None)
-    texts = map(str, meta.values() if isinstance(meta, Mapping) else ())
-    return " ".join([f"arch={content.get('arch')!r} model={model!r}", *texts])
-
-
-def _check_function(model: VisionTransformer, source: str) -> None:
-    """Raises InputError if a network with our names and shapes has another block, activation or norm."""
-    own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
-    other = model.blocks[0]
-    facts = [("blocks are", type(other).__name__, type(own).__name__)]
-    if type(other) is type(own):
-        theirs, ours = (f"{type(one.norm1).__name__} of eps {one.norm1.eps:g}" for one in (other, own))
-        facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", theirs, ours)]
-    for what, found, ours in facts:
-        if found != ours:
-            raise another_kind(source, f"its {what} {found}, ours {ours}")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
