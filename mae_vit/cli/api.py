@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from mae_vit.cli.main import parse
 from mae_vit.config.command_line import Arguments, ResumeMode
-from mae_vit.config.load import ConfigSource, ConfigValues, load_config
+from mae_vit.config.load import ConfigSource, ConfigValues
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json, read_json_lines
 from mae_vit.core.messages import closest_path
 from mae_vit.core.user_files import expand_path, expand_text, name_given
-from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.child import call_in_child
 from mae_vit.weights.names import GIVEN
 
@@ -67,7 +66,8 @@ class Run:
         if not path.exists():
             return []
         with path.open(encoding="utf-8", newline="") as file:
-            return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+            rows = csv.DictReader(file)
+            return [{n: text if n == "entry" else _value(text) for n, text in row.items()} for row in rows]
 
     def _file(self, name: str) -> Path:
         """Returns the path of a file in the folder; raises InputError if the folder does not exist."""
@@ -102,10 +102,7 @@ def pretrain(
         KeyboardInterrupt: after Ctrl-C, once the run is saved; the same call resumes it.
         RunInterrupted: after another stop request, likewise.
     """
-    arguments = _arguments(config, changes, resume, extend)
-    # Reports mistakes at once: the job takes seconds to import.
-    load_config(PretrainConfig, _source(config), arguments.overrides, overrides_from="changes")
-    return Run(call_in_child("mae_vit.pretraining.job:pretrain", arguments))
+    return Run(call_in_child("mae_vit.pretraining.job:pretrain", _arguments(config, changes, resume, extend)))
 
 
 def finetune(

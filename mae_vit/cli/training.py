@@ -14,7 +14,7 @@ from mae_vit.cli.values import whole
 from mae_vit.config.command_line import Arguments, OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import EXIT_FAILED, InputError
-from mae_vit.core.messages import nearest
+from mae_vit.core.messages import error_reason, nearest
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 from mae_vit.runtime.signals import install_early_handlers
@@ -81,6 +81,8 @@ def add_presets(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def _presets(arguments: argparse.Namespace) -> int:
     names = [path.stem for path in preset_paths()]
     if arguments.show is not None:
+        if arguments.words:
+            raise InputError(f"{arguments.words[0]} has no effect with --show; leave it out")
         path = find_preset(arguments.show)
         if path is None:
             raise InputError(f'no preset "{arguments.show}" in {PRESETS}; {nearest(arguments.show, names)}')
@@ -206,7 +208,10 @@ def _verify_resume(arguments: argparse.Namespace) -> int:
 
     with TemporaryDirectory(prefix="mae-vit-verify-") as scratch:
         folder = (arguments.keep or Path(scratch)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--keep {folder} cannot be written: {error_reason(error)}") from None
         problems = verify_resume(find_config(config), overrides, kills=arguments.kills, folder=folder)
     for problem in problems:
         print(f"FAIL  {problem}")

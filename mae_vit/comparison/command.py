@@ -74,5 +74,7 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> tuple[Arguments, boo
     )
     add_local_rank(parser)
     parsed = parser.parse_intermixed_args(argv)
+    if parsed.report and parsed.dry_run:
+        parser.error("--report has no effect with --dry-run; leave one out")
     config = take_config(parser, parsed, required=True)
     return Arguments(config, parsed.overrides, dry_run=parsed.dry_run), parsed.report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -198,6 +199,10 @@ class CompareConfig(Section):
             raise ValueError(f'entries: two are called "{twice}", or nearly so; rename one')
         if self.reference not in names:
             raise ValueError(f'reference="{self.reference}" is no entry; {nearest(self.reference, names)}')
+        folders = [os.path.abspath(section.dir) for section in self.pretrain.values() if section.dir]
+        if len(set(folders)) < len(folders):
+            twice = next(folder for folder in folders if folders.count(folder) > 1)
+            raise ValueError(f"pretrain: two have the dir {twice}; give each its own")
         for number, entry in enumerate(self.entries):
             where = f"entries[{number}] ({entry.name})"
             self._check_entry(entry, where)

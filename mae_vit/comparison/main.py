@@ -139,13 +139,13 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Lets one process at a time write into the comparison's folder; raises InputError if it cannot be written."""
+    """Lets one process at a time write into the comparison's folder; raises InputError if a file cannot be read or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".report.lock"):
             yield
     except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error_reason(error)}; give run.dir") from None
+        raise InputError(f"{error.filename or folder}: {error_reason(error)}; give another run.dir") from None
 
 
 @contextmanager
@@ -211,6 +211,10 @@ def check_data(plan: ComparisonPlan) -> None:
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
     if missing := what_is_missing(index.dataset, index.split, masks=plan.config.segments):
         raise InputError(f"{path} {missing}")
+    if (size := plan.config.test_subset) and size < len(index.dataset.classes):
+        raise InputError(
+            f"test_subset={size}: must be at least {len(index.dataset.classes)}, one of each class"
+        )
     asked = max((number for number in plan.config.labels_per_class if number != "all"), default=0)
     if asked > most:
         raise InputError(
@@ -237,11 +241,16 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
         words = override_words({**entry_settings(plan.config, entry), **point, "finetune.mode": mode})
         try:
             amend = WeightsOverrides(ckpt, path, words)
-            load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")
+            loaded = load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")
         except InputError as error:
             by_default = mode != "finetune" and entry.modes is None
             hint = " (or give this entry its own modes, such as modes: [finetune])" if by_default else ""
             raise InputError(f"{error}{hint}") from None
+        if len(points) > 1 and not loaded.finetune.holdout:
+            raise InputError(
+                f'"{entry.name}": tune chooses settings on validation images, and finetune.holdout=0 leaves none; set '
+                "finetune.holdout, such as 0.1, or leave tune out"
+            )
         remarks = getattr(amend.weights, "remarks", {})  # third-party encoders have none
         # Then it is not the file in the row's identity that is read.
         if another := remarks.get("unfinished") or remarks.get("passed over"):

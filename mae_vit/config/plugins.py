@@ -81,13 +81,15 @@ def _import(name: str) -> ModuleType:
         raise InputError(
             f"run.plugins: no module {name} is installed or in {folder}; give a module, or a file that ends in .py"
         ) from None
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         file = f"{module.rpartition('.')[2]}.py"
         lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename.endswith(file)]
         at = f" in line {lines[-1]}" if lines else ""
         raise InputError(
             f"run.plugins: {name} fails{at} ({type(error).__name__}: {error_reason(error)})"
         ) from None
+    if not getattr(imported, "__file__", None):
+        raise InputError(f"run.plugins: {name} is no file, and no folder with an __init__.py")
     if name.endswith(".py") and Path(imported.__file__ or "").resolve() != path.resolve():
         raise InputError(f"run.plugins: another module is called {module} like {name}; rename the file")
     return imported

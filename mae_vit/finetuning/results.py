@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,7 @@ class Results:
             *([f"  reading   {summary['reading']}"] if "reading" in summary else []),
             model,
             f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
-            *([] if metric == "miou" else [f"  next      mae-vit predict {path} IMAGES"]),
+            *([] if metric == "miou" else [f"  next      mae-vit predict {quote(str(path))} IMAGES"]),
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,7 +84,7 @@ class Setup(startup.TrainingSetup):
             sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
             results = {"probed": {**sizes, "classes": len(index.dataset.classes)}}
         write = partial(write_atomically, folder.encoder, content)
-        lines = [f"  encoder   {folder.encoder}", f"  next      mae-vit report {folder.path}"]
+        lines = [f"  encoder   {folder.encoder}", f"  next      mae-vit report {quote(str(folder.path))}"]
         return results, write, lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -18,6 +18,7 @@ from mae_vit.core.errors import (
     InputError,
     RemoteUnavailable,
 )
+from mae_vit.core.messages import error_reason
 from mae_vit.runtime.signals import INTERRUPTED, is_local_rank_zero
 
 
@@ -75,9 +76,11 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
             process_group.leave()
         return code
     except tuple(EXIT_CODES) as error:
-        if isinstance(error, FetchUnavailable | DamagedSample) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        of_rank = isinstance(error, FetchUnavailable | DamagedSample | PermissionError)
+        if of_rank and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             # Each rank reads its own data, so only this rank reports the error.
-            print(f"error: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
+            rank = os.environ.get("RANK", "0")
+            print(f"error: rank {rank}: {_lines(error)[0]}", file=sys.stderr, flush=True)
         # All other errors occur on every rank: one line per node is enough.
         elif is_local_rank_zero():
             print_error(error)
@@ -86,11 +89,18 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
 
 def print_error(error: BaseException, *, interrupted: str = INTERRUPTED) -> None:
     """Prints an error of `EXIT_CODES` to stderr, a line for each mistake; for Ctrl-C the line `interrupted`."""
-    if isinstance(error, KeyboardInterrupt):
-        lines = [interrupted]
-    else:
-        lines = [f"error: {line}" for line in (error.lines if isinstance(error, InputError) else [error])]
+    stopped = isinstance(error, KeyboardInterrupt)
+    lines = [interrupted] if stopped else [f"error: {line}" for line in _lines(error)]
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _lines(error: BaseException) -> Sequence[str]:
+    """Words an error of `EXIT_CODES`, a line for each mistake."""
+    if isinstance(error, InputError):
+        return error.lines
+    if isinstance(error, PermissionError) and error.filename:
+        return [f"{error.filename}: {error_reason(error)}"]
+    return [str(error)]
 
 
 def find_exit_code(error: BaseException) -> int:
@@ -152,4 +162,6 @@ EXIT_CODES: dict[type[BaseException], int] = {
     FetchUnavailable: EXIT_REQUEUE,
     RemoteUnavailable: EXIT_REQUEUE,
     KeyboardInterrupt: EXIT_INTERRUPTED,
+    # A file or folder that belongs to someone else: pathlib's questions about it raise, too.
+    PermissionError: EXIT_INPUT,
 }

@@ -327,7 +327,8 @@ def _left_out(plan: ComparisonPlan) -> list[str]:
 
 def _markdown(table: Table) -> str:
     align = "---:" if table.numbers else "---"
-    first, *more = ["| " + " | ".join(row) + " |" for row in (table.head, *table.body)]
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in (table.head, *table.body)]
+    first, *more = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([first, "| --- |" + f" {align} |" * (len(table.head) - 1), *more])
 
 

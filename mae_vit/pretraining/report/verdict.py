@@ -63,8 +63,8 @@ def verdict(record: RunRecord) -> Verdict:
     learned, found, reasons = _by_probe(record)
     by_loss = _fall(points)
     if by_loss is not None:
-        fell = "fell" if by_loss >= _LEAST_FALL else "hardly fell"
-        change = f"{points[0][1]:.4g} to {_last(points):.4g}, {max(0.0, by_loss):.1%} less"
+        fell = "fell" if by_loss >= _LEAST_FALL else "hardly fell" if by_loss >= 0 else "rose"
+        change = f"{points[0][1]:.4g} to {_last(points):.4g}, {abs(by_loss):.1%} {'less' if by_loss >= 0 else 'more'}"
         reasons.append(f"The {name} loss {fell} from {change}.")
         if not found:
             learned, found = by_loss >= _LEAST_FALL, f"its loss {fell}"
@@ -144,7 +144,7 @@ def _still_falling(points: Points) -> bool | None:
     last = fmean(value for step, value in points if step > 0.8 * end)
     before = [value for step, value in points if 0.6 * end < step <= 0.8 * end]
     # Hardly any fall: the values are noise.
-    if not before or first - last < _LEAST_FALL * abs(first):
+    if not before or first - last <= _LEAST_FALL * abs(first):
         return None
     return (fmean(before) - last) / (first - last) > _STILL_FALLING
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class WandbTracker(Tracker):
         )
         self._run.define_metric("*", step_metric="step")
         self.run_id = self._run.id
-        self.where = self._run.url or f"wandb sync {run.folder / 'wandb'}/offline-run-*"
+        self.where = self._run.url or f"wandb sync {quote(str(run.folder / 'wandb'))}/offline-run-*"
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
         """Stores a step as one row."""
@@ -119,7 +120,7 @@ class MlflowTracker(Tracker):
                 experiment = self._client.create_experiment(name, artifact_location=artifacts)
             except exceptions.MlflowException:  # it exists
                 experiment = self._client.get_experiment_by_name(name).experiment_id
-        self.where = f"experiment {experiment}" if server else f"mlflow ui --backend-store-uri {uri}"
+        self.where = f"experiment {experiment}" if server else f"mlflow ui --backend-store-uri {quote(uri)}"
         if run.run_id is not None:
             try:
                 self._client.update_run(run.run_id, status="RUNNING")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -196,7 +197,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path, *, start_step: int, config_yaml: str) -> None:
         self._folder = folder
-        self.where = f"tensorboard --logdir {folder.parent.parent}"
+        self.where = f"tensorboard --logdir {quote(str(folder.parent.parent))}"
         self._writer = _open_writer(folder, purge_step=start_step + 1)
         if start_step == 0:
             self._writer.add_text("config", f"```yaml\n{config_yaml}\n```", 0)
