@@ -139,7 +139,7 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Lets one process at a time write into the comparison's folder; raises InputError if a file cannot be read or written."""
+    """Lets one process at a time write into the comparison's folder; raises InputError for unusable files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".report.lock"):

@@ -38,6 +38,11 @@ from mae_vit.core import __version__
         (["check", "--shard-mib=3", "{out}"], "--shard-mib; known: --decode, --help"),
         (["check", "{out}"], "does not exist"),
         (["check", "https://host/data"], "is remote"),
+        (["presets", "cifar", "--show", "mae_digits"], "cifar has no effect with --show"),
+        (["compare", "compare_demo", "--report", "--dry-run"], "--report has no effect with --dry-run"),
+        (["replay", "runs/none", "--step", "1", "--out", "{out}"], "must end in .png"),
+        (["verify-resume", "--keep", "/proc/none"], "/proc/none cannot be written"),
+        (["pretrain", "mae_digits", "run.plugins=[sys]", "--dry-run"], "run.plugins: sys is no file"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected):

@@ -1,5 +1,6 @@
 """Runs that fail end at once, with their workers, and say why in a line."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mae_vit.runtime.failures import run_to_exit_code
 # What ends after a step with workers alive, as a full disk would end it.
 FAILING = """
 import sys
+import errno
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -53,3 +55,13 @@ def test_a_damaged_image_is_named_by_the_rank_that_reads_it(monkeypatch, capsys,
     error = capsys.readouterr().err
     assert error.startswith(said)
     assert "cats/7" in error
+
+
+def test_what_may_not_be_read_is_one_line(capsys):
+    """As root, which these tests may be, every file may be read."""
+
+    def job() -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/home/other/run")
+
+    assert run_to_exit_code(job) == 2
+    assert capsys.readouterr().err == "error: /home/other/run: permission denied\n"

@@ -157,6 +157,7 @@ def test_the_examples_keep_the_contracts(monkeypatch):
         ("mine", None, "there is no file"),
         ("mine", "import nothing_of_this_name", "nothing_of_this_name"),
         ("mine", "\n1 / 0\n", "in line 2 (ZeroDivisionError"),
+        ("mine", "raise SystemExit(0)", "in line 1 (SystemExit"),
         ("statistics", "", "rename"),
     ],
 )

@@ -47,6 +47,13 @@ WRONG = [
     ("labels_per_class: [25]", "labels_per_class: [25, 25]", "labels_per_class=[25, 25] has one twice"),
     ("modes: [finetune, few_shot]}", "seeds: [0, 1, 0]}", "MAE): seeds=[0, 1, 0] has one twice"),
     (
+        "  MAE:\n",
+        "  two: {config: mae_digits.yaml, dir: runs/a}\n  MAE:\n    dir: ./runs/a\n",
+        "two have the dir",
+    ),
+    ("  train.steps:", "  finetune.holdout: 0\n  train.steps:", '"ViT from scratch": tune chooses'),
+    ("test_subset: 50", "test_subset: 5", "test_subset=5: must be at least 10"),
+    (
         "train.warmup_steps: 1, monitor.tensorboard: false,",
         "train.warmup_steps: 1, monitor.tensorboard: false, train.batch_size_per_device: 7,",
         "pretrain.MAE: train.batch_size_per_device=7 does not divide",

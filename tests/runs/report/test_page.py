@@ -283,6 +283,8 @@ def test_a_loss_below_zero_leaves_no_half_sentence():
         ),
         ((FLAT * 10, 0.3, (0.3, 500)), ("mode=knn",), (LEARNED, UNLEARNED)),
         ((NOISE,), ("mae-vit replay runs/a",), (LONG_ENOUGH,)),
+        ((STEEP[::-1],), ("loss rose from 0.5 to 0.9773, 95.5% more",), ("fell from", "run.name=longer")),
+        (([0.0] * 100,), ("Finished",), ()),
         ((FLAT, 0.2, (0.5, 500)), (UNLEARNED,), (LEARNED, LONG_ENOUGH)),
         ((FLAT, 0.32, (0.3, 150)), ("not clearly better", "100 steps are few"), (LONG_ENOUGH,)),
         # At the end of the scale, where rounding has a say.
