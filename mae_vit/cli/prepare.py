@@ -244,10 +244,6 @@ def _check_masks(arguments: argparse.Namespace) -> None:
         raise InputError("--masks needs --mask-classes FILE, a class name on each line, starting with id 0")
     if len(arguments.paths) != 2 or not Path(arguments.paths[0]).is_dir():
         raise InputError("--masks needs exactly one source, a folder of images")
-    if arguments.unlabeled:
-        raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
-    if arguments.exif_orientation == "apply":
-        raise InputError("--exif-orientation apply turns images, not masks; leave it out with --masks")
 
 
 def _prepare(arguments: argparse.Namespace) -> Report:

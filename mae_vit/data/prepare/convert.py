@@ -22,8 +22,17 @@ from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, pillow_image, take_bands
-from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, nodata_for
+from mae_vit.data.prepare.bands import (
+    EIGHT_BIT,
+    NONE,
+    PERCENTILES,
+    BandLayout,
+    BandStatistics,
+    nodata_for,
+    shared_layout,
+)
 from mae_vit.data.prepare.entries import Entry, raise_if_passing
+from mae_vit.data.shards.dataset_json import Dataset
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import blocked, exit_with_parent, without_main
 
@@ -56,6 +65,7 @@ class Conversion:
         scale: "percentiles", "none", or the raw values of bands that become 0 and 1; None chooses.
         nodata: raw value of missing pixels; None for the value in the files.
         take: the kind of images to take if files differ, such as "13xuint16" or "8-bit".
+        names: names of the bands, where files have none.
     """
 
     how: Preprocessing = UNCHANGED
@@ -64,6 +74,7 @@ class Conversion:
     scale: str | tuple[float, float] | None = None
     nodata: float | None = None
     take: str | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def of_bands(self) -> tuple[str, ...]:
@@ -76,6 +87,21 @@ class Conversion:
             "--take": self.take,
         }
         return tuple(name for name, value in values.items() if value is not None)
+
+
+def as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
+    """Takes what NPY does not state from an earlier description: scale and missing value, if not set, and names."""
+    table, scale = known.band_table if known else None, wanted.scale
+    if known is None or table is None:
+        return wanted
+    by, default = table.scale.by, NONE if table.dtype == "uint8" else PERCENTILES
+    if scale is None and by == "given":
+        scale = table.scale.low[0], table.scale.high[0]
+    elif scale is None and not by.startswith(default):
+        scale = NONE if by == NONE else PERCENTILES
+    layout = shared_layout(known.bands)
+    nodata = table.nodata if wanted.nodata is None else wanted.nodata
+    return replace(wanted, scale=scale, nodata=nodata, names=layout.names if layout.named else ())
 
 
 @dataclass(frozen=True)
@@ -292,6 +318,8 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
     if options.take not in (None, raster.kind) and not options.how.bands:
         raise DecodeError(f"{raster.kind}, but --take keeps {options.take}")
     nodata = nodata_for(raster.pixels.dtype.name, options.nodata, raster.nodata)
+    if not raster.names and len(options.names) == len(raster.pixels):
+        raster = replace(raster, names=options.names)
     pixels, names = take_bands(raster, options.how, nodata)
     layout = BandLayout(names, pixels.dtype.name, nodata, bool(raster.names))
     if options.take not in (None, layout.kind):

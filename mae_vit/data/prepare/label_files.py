@@ -139,6 +139,8 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     Raises:
         InputError: if it holds no further training images.
     """
+    if any(source.segmentation for source in sources):
+        raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
     found = find_images(spec, options.out, labels=False)
     entries = [entry for entry in found.entries if entry.split == "train"]
     notes, names = list(found.notes), ", ".join(dict.fromkeys(source.name for source in sources))
@@ -160,7 +162,9 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
             f"--unlabeled {spec} has no training images that are not in {names} too; leave it out"
         )
     taken = {entry.key: 2 for entry in labeled}
-    keyed = [replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken)) for entry in fresh]
+    keyed = [
+        replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken), read_mask=None) for entry in fresh
+    ]
     return replace(found, entries=keyed, notes=tuple(notes), left_out={**found.left_out, **left_out})
 
 

@@ -65,6 +65,8 @@ def test_our_own_shards_are_a_source_with_their_classes(call, said):
     assert first.counts() == second.counts() == "train: c0 3, c1 3, c2 3 | val: c0 1, c1 1, c2 1"
     assert set(second.images()) == set(first.images())
     assert second.dataset.splits["train"].height == (16, 16)
+    third = call(second.out, options="--exif-orientation apply", out="third").dataset.splits["val"].processing
+    assert (third.holdout, third.resize, third.exif_orientation) == ("1/4", 16, "apply")
     refused = call(first.out, options="--overwrite", out="first")
     said(refused.text)
     assert refused.code == 2
