@@ -22,15 +22,7 @@ from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, pillow_image, take_bands
-from mae_vit.data.prepare.bands import (
-    EIGHT_BIT,
-    NONE,
-    PERCENTILES,
-    BandLayout,
-    BandStatistics,
-    nodata_for,
-    shared_layout,
-)
+from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, nodata_for
 from mae_vit.data.prepare.entries import Entry, raise_if_passing
 from mae_vit.data.shards.dataset_json import Dataset
 from mae_vit.runtime.cores import cores_of_rank
@@ -91,17 +83,13 @@ class Conversion:
 
 def as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
     """Takes what NPY does not state from an earlier description: scale and missing value, if not set, and names."""
-    table, scale = known.band_table if known else None, wanted.scale
-    if known is None or table is None:
+    table = known.band_table if known else None
+    if table is None:
         return wanted
-    by, default = table.scale.by, NONE if table.dtype == "uint8" else PERCENTILES
-    if scale is None and by == "given":
-        scale = table.scale.low[0], table.scale.high[0]
-    elif scale is None and not by.startswith(default):
-        scale = NONE if by == NONE else PERCENTILES
-    layout = shared_layout(known.bands)
+    by = table.scale.by.partition(" ")[0]
+    scale = (table.scale.low[0], table.scale.high[0]) if by == "given" else by
     nodata = table.nodata if wanted.nodata is None else wanted.nodata
-    return replace(wanted, scale=scale, nodata=nodata, names=layout.names if layout.named else ())
+    return replace(wanted, scale=wanted.scale or scale, nodata=nodata, names=tuple(table.names))
 
 
 @dataclass(frozen=True)
@@ -114,6 +102,7 @@ class Converted:
         height: height in pixels; `width` likewise.
         gray: whether it has one channel.
         total: sum of the pixels, by RGB channel; `squares` of the squared pixels.
+        turned: whether it was turned upright by its EXIF orientation.
         notes: remarks; equal remarks on several images are printed once, with their number.
         hash: hashes of the image and of its mirror image, if `Conversion.hashed`.
         layout: layout of the bands; None for 8-bit photographs.
@@ -127,6 +116,7 @@ class Converted:
     gray: bool
     total: tuple[int, ...]
     squares: tuple[int, ...]
+    turned: bool = False
     notes: tuple[str, ...] = ()
     hash: tuple[int, int] | None = None
     layout: BandLayout | None = None
@@ -183,6 +173,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         gray=header.gray,
         total=tuple(total * (3 // len(total))),
         squares=tuple(squares * (3 // len(squares))),
+        turned=header.orientation != 1 and how.exif_orientation == "apply",
         notes=tuple(notes),
         hash=phash(pixels) if options.hashed else None,
     )
@@ -336,7 +327,9 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
         notes += () if raster.extension == "npy" else ("written as .npy",)
     elif _SAME.get(extension, extension) != raster.extension:
         notes += ("named as another format",)
-    return Converted(stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=layout)
+    return Converted(
+        stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes=notes, layout=layout
+    )
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -49,9 +48,7 @@ def index_in_place(
         raise InputError(f"--in-place {folder}: is not a folder; give the folder of the shards")
     if (folder / FILE_NAME).exists() and not overwrite:
         raise InputError(f"{folder} already has {FILE_NAME}; --overwrite writes it again")
-    known: Dataset | None = None
-    with suppress(InputError):  # none, or damaged
-        known = read_dataset(folder)
+    known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
     anew = f"`mae-vit prepare {folder} OUT` also reads other labels, compressed tars and subfolders"
     shards, negative = _list_images(paths, folder, split, known)
@@ -83,12 +80,19 @@ def index_in_place(
     else:
         statistics = _measure(shards, folder, as_before(wanted, known), workers)
         source = f"{folder.resolve().name} (in place)"
+        kept = {
+            name: {"source": info.source, "processing": info.processing, "masks": info.masks}
+            for name, info in (known.splits.items() if known else ())
+        }
         splits = {
-            name: own.describe(described[name], source=source, classes=len(classes))
+            name: own.describe(described[name], source=source, classes=len(classes)).model_copy(
+                update=kept.get(name)
+            )
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))
-        dataset = _recorded_as_before(describe(classes, splits, main), known)
+        segmentation = {"segmentation": known.segmentation} if known else {}
+        dataset = describe(classes, splits, main).model_copy(update=segmentation)
         notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
     splits = {
         name: info.model_copy(update={"index": write_index(folder, [*shards[name].values()], name)})
@@ -111,18 +115,6 @@ def _warn_of_damage(described: Mapping[str, list[Shard]], known: Dataset) -> lis
     differ = [now.file for now, before in pairs if now != before and now.bytes == before.bytes]
     what = f"not the bytes that {FILE_NAME} recorded, but as many: {shown(differ)}; check these images"
     return [f"warning: {what}"] if differ else []
-
-
-def _recorded_as_before(dataset: Dataset, known: Dataset | None) -> Dataset:
-    """Keeps records of preparation, and the classes of masks."""
-    if known is None:
-        return dataset
-    kept = {
-        name: {"source": info.source, "processing": info.processing, "masks": info.masks}
-        for name, info in known.splits.items()
-    }
-    splits = {name: info.model_copy(update=kept.get(name, {})) for name, info in dataset.splits.items()}
-    return dataset.model_copy(update={"splits": splits, "segmentation": known.segmentation})
 
 
 def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | None) -> tuple[Shards, int]:

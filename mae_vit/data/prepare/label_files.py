@@ -162,9 +162,7 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
             f"--unlabeled {spec} has no training images that are not in {names} too; leave it out"
         )
     taken = {entry.key: 2 for entry in labeled}
-    keyed = [
-        replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken), read_mask=None) for entry in fresh
-    ]
+    keyed = [replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken)) for entry in fresh]
     return replace(found, entries=keyed, notes=tuple(notes), left_out={**found.left_out, **left_out})
 
 

@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered, read_header
+from mae_vit.data.prepare.convert import Converted
 from mae_vit.data.prepare.entries import Entry, ImageSource, raise_if_passing
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import open_folder
@@ -106,19 +106,18 @@ def without_damaged_masks(entries: Iterable[Entry], failed: list[str]) -> Iterat
     for entry in entries:
         if entry.read_mask is not None:
             try:
-                decode_mask(data := entry.read_mask())
+                decode_mask(entry.read_mask())
             except (DecodeError, OSError) as error:
                 raise_if_passing(f"the mask of {entry.path}", error)
                 failed.append(f"the mask of {plain_text(entry.path)}: {error}")
                 continue
-            entry = replace(entry, read_mask=partial(bytes, data))
         yield entry
 
 
 def read_mask(
-    entry: Entry, image: bytes, stored: tuple[int, int], *, segmentation: Segmentation | None, upright: bool
+    entry: Entry, data: bytes, stored: Converted, segmentation: Segmentation
 ) -> tuple[bytes, np.ndarray]:
-    """Resizes the mask of an image to the stored (height, width); `upright` says that this is of the turned image.
+    """Reads the mask of an image, whose bytes are `data`, and resizes it as the stored image.
 
     Returns it as a PNG, and its pixels as `Statistics.add_mask` takes them.
 
@@ -126,11 +125,10 @@ def read_mask(
         InputError: if its size differs from the image's, or it has an id that is no class.
     """
     assert entry.read_mask is not None
-    assert segmentation is not None
-    data = entry.read_mask()
-    mask, header = decode_mask(data), read_header(image)
+    header, data = read_header(data), entry.read_mask()
+    mask, size = decode_mask(data), (stored.height, stored.width)
     table, classes = id_table(segmentation.ids, segmentation.ignore), len(segmentation.classes)
-    if header.orientation != 1 and not upright:
+    if header.orientation != 1 and not stored.turned:
         raise InputError(
             f"{entry.path} has an EXIF orientation, and labeling tools show it turned; give --exif-orientation apply, "
             "or remove the orientation if the masks are not turned (exiftool -r -Orientation= FOLDER)"
@@ -150,8 +148,8 @@ def read_mask(
             f"the mask of {entry.path}: {error}; add it to --mask-classes ({classes} ids), or give it as "
             "--mask-ignore"
         ) from None
-    if mask.shape != stored:
-        mask = np.array(Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST))
+    if mask.shape != size:
+        mask = np.array(Image.fromarray(mask).resize(size[::-1], Image.Resampling.NEAREST))
         stream = io.BytesIO()
         Image.fromarray(mask.astype(np.uint8) if mask.max() < 256 else mask).save(stream, "png")
         data, numbers = stream.getvalue(), numbered(mask, table)

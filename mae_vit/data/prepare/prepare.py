@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ from mae_vit.data.prepare.publish import (
 )
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Processing, Split, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Processing, Segmentation, read_dataset
 
 # Constant, so that equal sources give equal shards.
 _SEED = 0
@@ -84,21 +83,14 @@ def prepare(
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
     entries, source_of = _group(sources)
     by_split = selection.apply(entries)
-    names = selection.names({split: source.name for split, source in source_of.items()})
-    described = {split: (source_of.get(split) or source_of["train"]).described for split in by_split}
-    processing = {
-        split: _processing(split, known, selection, conversion) for split, known in described.items()
-    }
+    # A holdout is of the source of train.
+    origin = {split: source_of.get(split) or source_of["train"] for split in by_split}
+    processing = {n: _processing(n, one.described, selection, conversion) for n, one in origin.items()}
     remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
-    _check_splits(
-        by_split, existing, remaining, out, overwrite=overwrite, scaled=conversion.scale is not None
-    )
+    _check_splits(by_split, existing, out, conversion, overwrite=overwrite)
     classes = _agree_on_classes(sources, by_split, existing, out)
     masked = existing if any(info.masks for info in remaining.values()) else None
     segmentation = agreed_segmentation(sources, masked.segmentation if masked else None)
-    mask_of = partial(
-        read_mask, segmentation=segmentation, upright=conversion.how.exif_orientation == "apply"
-    )
     exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
     dataset = existing.model_copy(update={"splits": remaining}) if existing and remaining else None
     unreadable, conversions = list[str](), Counter[str]()
@@ -106,25 +98,32 @@ def prepare(
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
     for split in written:
-        kept = as_before(conversion, described[split])
+        kept = as_before(conversion, origin[split].described)
         statistics = Statistics(scale=kept.scale)
         if dataset is not None:
             # Images must have the bands of the splits that stay.
             statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
         writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
         leaves_out = None if split in MEASURED else exclusion
-        mixed, count = without_damaged_masks(_mixed(by_split[split]), unreadable), len(by_split[split])
-        images = convert_entries(mixed, kept, workers, f"writing {split}", unreadable, count=count)
+        chosen, doing = by_split[split], f"writing {split}"
+        # Mixed, so that every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer,
+        # and our own order `blocks`, would see one class at a time.
+        order = permute(np.arange(len(chosen)), len(chosen), derive_key(_SEED, RngStream.PREPARE, 0))
+        mixed = without_damaged_masks((chosen[number] for number in order), unreadable)
+        images = convert_entries(mixed, kept, workers, doing, unreadable, count=len(chosen))
         try:
             with closing(images):
-                _write_split(writer, images, classes, statistics, leaves_out, mask_of, unreadable)
+                _write_split(writer, images, classes, statistics, leaves_out, segmentation, unreadable)
         except BaseException:
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
         excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
-        record = processing[split].model_copy(update=excluded)
+        joined = (origin[split], *(selection.extra if split == "train" else ()))
         part = statistics.describe(
-            writer.shards, source=names[split], classes=len(classes), processing=record
+            writer.shards,
+            source=" + ".join(dict.fromkeys(one.name for one in joined)),
+            classes=len(classes),
+            processing=processing[split].model_copy(update=excluded),
         )
         dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
         notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
@@ -145,63 +144,46 @@ def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict
             if (other := source_of.setdefault(entry.split, source)) is not source:
                 raise InputError(
                     f'split "{entry.split}" is in both {other.name} and {source.name}; give one source for each '
-                    "split (the folder that contains both), or prepare them one after the other with --split NAME"
+                    "split (a folder of both, unpacked), or prepare them one after the other with --split NAME"
                 )
             by_split.setdefault(entry.split, []).append(entry)
     return by_split, source_of
-
-
-def _mixed(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Mixes the images of a split, so that every shard gets images of all classes.
-
-    Otherwise, readers that shuffle only within a buffer, and our own order `blocks`, would see one class at a time.
-    """
-    order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
-    return (entries[number] for number in order)
 
 
 def _processing(
     split: str, known: Dataset | None, selection: Selection, conversion: Conversion
 ) -> Processing:
     """Returns the record of a split: what is done now, and what `prepare` did to the shards that it is made from."""
-    of_source = known.splits.get(split, known.splits.get("train")) if known else None
-    before = of_source.processing if of_source else Processing()
-    now = dict(selection.note(split)) | dict(conversion.how)
-    if twice := [name for name in ("bands", "window") if getattr(before, name) and now[name]]:
+    before = known.splits[split if split in known.splits else "train"].processing if known else Processing()
+    made = dict(selection.note(split)) | dict(conversion.how)
+    now = {name: value for name, value in made.items() if value not in (None, "ignore")}
+    if twice := [name for name in ("bands", "window") if name in now and getattr(before, name)]:
         raise InputError(
             f"--{twice[0]}: the source was prepared with it; prepare the original images again, or leave it out"
         )
-    default = dict(Processing())
-    return before.model_copy(
-        update={"excluded": None} | {name: value for name, value in now.items() if value != default[name]}
-    )
+    return before.model_copy(update={"excluded": None} | now)
 
 
 def _check_splits(
-    new: Collection[str],
-    existing: Dataset | None,
-    remaining: Mapping[str, Split],
-    out: Path,
-    *,
-    overwrite: bool,
-    scaled: bool,
+    new: Collection[str], existing: Dataset | None, out: Path, conversion: Conversion, *, overwrite: bool
 ) -> None:
     """Raises InputError if a split exists, or one that stays does not go with the new ones."""
     if not overwrite:
         check_no_foreign_shards(new, existing, out)
-    taken = [split for split in new if existing is not None and split in existing.splits]
+    there = existing.splits if existing else {}
+    taken, remaining = [split for split in new if split in there], sorted(there.keys() - new)
     if taken and not overwrite:
         raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it')
-    held_out = remaining[HOLDOUT_SPLIT].processing.holdout if HOLDOUT_SPLIT in remaining else None
+    held_out = there[HOLDOUT_SPLIT].processing.holdout if HOLDOUT_SPLIT in remaining else None
     if "train" in taken and held_out:
         raise InputError(
             f"{out} has a split {HOLDOUT_SPLIT} that was held out of the train to be replaced; give --holdout "
             f"{held_out} again, or another folder"
         )
-    if scaled and remaining and "train" not in new:
+    if conversion.scale is not None and remaining and "train" not in new:
         raise InputError(
-            f"--scale has no effect: {out} keeps the scale of its {', '.join(sorted(remaining))}; leave it out, or "
-            "give another folder"
+            f"--scale has no effect: {out} keeps the scale of its {', '.join(remaining)}; leave it out, or give "
+            "another folder"
         )
 
 
@@ -236,7 +218,7 @@ def _write_split(
     classes: Sequence[str],
     statistics: Statistics,
     exclusion: Exclusion | None,
-    mask_of: Callable[[Entry, bytes, tuple[int, int]], tuple[bytes, np.ndarray]],
+    segmentation: Segmentation | None,
     failed: Sequence[str],
 ) -> None:
     """Writes the shards of a split into the writer's folder, which is emptied first; `failed` has those left out.
@@ -254,8 +236,8 @@ def _write_split(
             mask = None
             if exclusion is not None and exclusion.excludes(entry.key, image):
                 continue
-            if entry.read_mask is not None:
-                mask, pixels = mask_of(entry, data, (image.height, image.width))
+            if segmentation is not None and entry.read_mask is not None:
+                mask, pixels = read_mask(entry, data, image, segmentation)
                 statistics.add_mask(pixels)
             label = None if entry.class_name is None else label_of[entry.class_name]
             statistics.add(image, label, entry.path)

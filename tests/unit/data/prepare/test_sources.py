@@ -72,6 +72,14 @@ def test_our_own_shards_are_a_source_with_their_classes(call, said):
     assert refused.code == 2
 
 
+def test_a_folder_with_the_name_of_a_data_set_is_told_how_to_be_named(tmp_path, call, said, monkeypatch):
+    monkeypatch.chdir(
+        write_files(tmp_path / "here", {f"digits/{path}": data for path, data in CLASSES.items()})
+    )
+    said(call("digits").text)
+    assert call("./digits", out="own").counts() == FOUR
+
+
 def fake_cifar(folder: Path, kind: type, classes: list[str], monkeypatch) -> None:
     """A tiny copy in torchvision's layout, with its own checksums in torchvision's lists."""
     (folder / kind.base_folder).mkdir(parents=True)
