@@ -153,10 +153,10 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     out = Path(arguments.paths[-1])
     try:
         report = _prepare(arguments)
+        if not arguments.in_place:
+            report.record(out, shlex.join(["mae-vit", *arguments.typed]))
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
-    if not arguments.in_place:
-        report.record(out, shlex.join(["mae-vit", *arguments.typed]))
     print("\n".join(report.lines()))
     if arguments.preview:
         _preview(out, report)
@@ -208,8 +208,10 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if {"--labels", "--masks"} <= options:
         raise InputError("--labels (classes of images) and --masks (classes of pixels) exclude each other")
-    if arguments.masks:
-        _check_masks(arguments)
+    if arguments.masks and arguments.mask_classes is None:
+        raise InputError("--masks needs --mask-classes FILE, a class name on each line, starting with id 0")
+    if arguments.masks and (len(sources) != 1 or not Path(sources[0]).is_dir()):
+        raise InputError("--masks needs exactly one source, a folder of images")
 
 
 def _without_effect(sources: Sequence[str], options: Set[str]) -> dict[str, str]:
@@ -237,17 +239,6 @@ def _without_effect(sources: Sequence[str], options: Set[str]) -> dict[str, str]
     if "--window" in options:
         useless["--scale"] = "with --window, which sets it"
     return useless
-
-
-def _check_masks(arguments: argparse.Namespace) -> None:
-    if arguments.mask_classes is None:
-        raise InputError("--masks needs --mask-classes FILE, a class name on each line, starting with id 0")
-    if len(arguments.paths) != 2 or not Path(arguments.paths[0]).is_dir():
-        raise InputError("--masks needs exactly one source, a folder of images")
-    if arguments.unlabeled:
-        raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
-    if arguments.exif_orientation == "apply":
-        raise InputError("--exif-orientation apply turns images, not masks; leave it out with --masks")
 
 
 def _prepare(arguments: argparse.Namespace) -> Report:

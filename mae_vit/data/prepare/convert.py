@@ -24,6 +24,7 @@ from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, pillow_image, take_bands
 from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, nodata_for
 from mae_vit.data.prepare.entries import Entry, raise_if_passing
+from mae_vit.data.shards.dataset_json import Dataset
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import blocked, exit_with_parent, without_main
 
@@ -56,6 +57,7 @@ class Conversion:
         scale: "percentiles", "none", or the raw values of bands that become 0 and 1; None chooses.
         nodata: raw value of missing pixels; None for the value in the files.
         take: the kind of images to take if files differ, such as "13xuint16" or "8-bit".
+        names: names of the bands, where files have none.
     """
 
     how: Preprocessing = UNCHANGED
@@ -64,6 +66,7 @@ class Conversion:
     scale: str | tuple[float, float] | None = None
     nodata: float | None = None
     take: str | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def of_bands(self) -> tuple[str, ...]:
@@ -78,6 +81,17 @@ class Conversion:
         return tuple(name for name, value in values.items() if value is not None)
 
 
+def as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
+    """Takes what NPY does not state from an earlier description: scale and missing value, if not set, and names."""
+    table = known.band_table if known else None
+    if table is None:
+        return wanted
+    by = table.scale.by.partition(" ")[0]
+    scale = (table.scale.low[0], table.scale.high[0]) if by == "given" else by
+    nodata = table.nodata if wanted.nodata is None else wanted.nodata
+    return replace(wanted, scale=wanted.scale or scale, nodata=nodata, names=tuple(table.names))
+
+
 @dataclass(frozen=True)
 class Converted:
     """An image in its stored form.
@@ -88,6 +102,7 @@ class Converted:
         height: height in pixels; `width` likewise.
         gray: whether it has one channel.
         total: sum of the pixels, by RGB channel; `squares` of the squared pixels.
+        turned: whether it was turned upright by its EXIF orientation.
         notes: remarks; equal remarks on several images are printed once, with their number.
         hash: hashes of the image and of its mirror image, if `Conversion.hashed`.
         layout: layout of the bands; None for 8-bit photographs.
@@ -101,6 +116,7 @@ class Converted:
     gray: bool
     total: tuple[int, ...]
     squares: tuple[int, ...]
+    turned: bool = False
     notes: tuple[str, ...] = ()
     hash: tuple[int, int] | None = None
     layout: BandLayout | None = None
@@ -157,6 +173,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         gray=header.gray,
         total=tuple(total * (3 // len(total))),
         squares=tuple(squares * (3 // len(squares))),
+        turned=header.orientation != 1 and how.exif_orientation == "apply",
         notes=tuple(notes),
         hash=phash(pixels) if options.hashed else None,
     )
@@ -292,6 +309,8 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
     if options.take not in (None, raster.kind) and not options.how.bands:
         raise DecodeError(f"{raster.kind}, but --take keeps {options.take}")
     nodata = nodata_for(raster.pixels.dtype.name, options.nodata, raster.nodata)
+    if not raster.names and len(options.names) == len(raster.pixels):
+        raster = replace(raster, names=options.names)
     pixels, names = take_bands(raster, options.how, nodata)
     layout = BandLayout(names, pixels.dtype.name, nodata, bool(raster.names))
     if options.take not in (None, layout.kind):
@@ -308,7 +327,9 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
         notes += () if raster.extension == "npy" else ("written as .npy",)
     elif _SAME.get(extension, extension) != raster.extension:
         notes += ("named as another format",)
-    return Converted(stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=layout)
+    return Converted(
+        stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes=notes, layout=layout
+    )
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
-from mae_vit.data.shards.dataset_json import Segmentation
+from mae_vit.data.shards.dataset_json import Dataset, Segmentation
 from mae_vit.data.shards.samples import label_number
 
 _DRIVE = re.compile(r"^[A-Za-z]:")
@@ -91,6 +91,7 @@ class ImageSource:
         notes: remarks on files that are not among the images.
         left_out: why each of these files is not.
         segmentation: the classes of the images' masks.
+        described: the description of shards of ours, if the source is such.
     """
 
     name: str
@@ -99,6 +100,7 @@ class ImageSource:
     notes: tuple[str, ...] = ()
     segmentation: Segmentation | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    described: Dataset | None = None
 
 
 def safe_member_path(name: str, where: str) -> str:

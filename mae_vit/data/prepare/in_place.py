@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +12,7 @@ import numpy as np
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import split_from_path
-from mae_vit.data.prepare.bands import NONE, PERCENTILES
-from mae_vit.data.prepare.convert import Conversion, convert_entries
+from mae_vit.data.prepare.convert import Conversion, as_before, convert_entries
 from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.prepare import Report
@@ -51,9 +48,7 @@ def index_in_place(
         raise InputError(f"--in-place {folder}: is not a folder; give the folder of the shards")
     if (folder / FILE_NAME).exists() and not overwrite:
         raise InputError(f"{folder} already has {FILE_NAME}; --overwrite writes it again")
-    known: Dataset | None = None
-    with suppress(InputError):  # none, or damaged
-        known = read_dataset(folder)
+    known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
     anew = f"`mae-vit prepare {folder} OUT` also reads other labels, compressed tars and subfolders"
     shards, negative = _list_images(paths, folder, split, known)
@@ -83,14 +78,21 @@ def index_in_place(
     if known is not None and same and not wanted.of_bands:
         dataset = known
     else:
-        statistics = _measure(shards, folder, _as_before(wanted, known), workers)
+        statistics = _measure(shards, folder, as_before(wanted, known), workers)
         source = f"{folder.resolve().name} (in place)"
+        kept = {
+            name: {"source": info.source, "processing": info.processing, "masks": info.masks}
+            for name, info in (known.splits.items() if known else ())
+        }
         splits = {
-            name: own.describe(described[name], source=source, classes=len(classes))
+            name: own.describe(described[name], source=source, classes=len(classes)).model_copy(
+                update=kept.get(name)
+            )
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))
-        dataset = _recorded_as_before(describe(classes, splits, main), known, main)
+        segmentation = {"segmentation": known.segmentation} if known else {}
+        dataset = describe(classes, splits, main).model_copy(update=segmentation)
         notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
     splits = {
         name: info.model_copy(update={"index": write_index(folder, [*shards[name].values()], name)})
@@ -113,40 +115,6 @@ def _warn_of_damage(described: Mapping[str, list[Shard]], known: Dataset) -> lis
     differ = [now.file for now, before in pairs if now != before and now.bytes == before.bytes]
     what = f"not the bytes that {FILE_NAME} recorded, but as many: {shown(differ)}; check these images"
     return [f"warning: {what}"] if differ else []
-
-
-def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
-    """Takes scale and missing value from the earlier description, unless options set them: NPY states neither."""
-    table, scale = known.band_table if known else None, wanted.scale
-    if table is None:
-        return wanted
-    by, default = table.scale.by, NONE if table.dtype == "uint8" else PERCENTILES
-    if scale is None and by == "given":
-        scale = table.scale.low[0], table.scale.high[0]
-    elif scale is None and not by.startswith(default):
-        scale = NONE if by == NONE else PERCENTILES
-    return replace(wanted, scale=scale, nodata=table.nodata if wanted.nodata is None else wanted.nodata)
-
-
-def _recorded_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
-    """Keeps records of preparation, the classes of masks, and the names of bands where no file has them."""
-    if known is None:
-        return dataset
-    table, named = dataset.band_table, known.band_table
-    if (
-        table
-        and named
-        and len(table.names) == len(named.names)
-        and not (measured.layout and measured.layout.named)
-    ):
-        table = table.model_copy(update={"names": named.names})
-    kept = {
-        name: {"source": info.source, "processing": info.processing, "masks": info.masks}
-        for name, info in known.splits.items()
-    }
-    splits = {name: info.model_copy(update=kept.get(name, {})) for name, info in dataset.splits.items()}
-    update = {"splits": splits, "band_table": table, "segmentation": known.segmentation}
-    return dataset.model_copy(update=update)
 
 
 def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | None) -> tuple[Shards, int]:

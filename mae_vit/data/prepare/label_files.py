@@ -139,6 +139,8 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     Raises:
         InputError: if it holds no further training images.
     """
+    if any(source.segmentation for source in sources):
+        raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
     found = find_images(spec, options.out, labels=False)
     entries = [entry for entry in found.entries if entry.split == "train"]
     notes, names = list(found.notes), ", ".join(dict.fromkeys(source.name for source in sources))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,11 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of
+from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered, read_header
-from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.convert import Converted
+from mae_vit.data.prepare.entries import Entry, ImageSource, raise_if_passing
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.shards.dataset_json import Segmentation
@@ -78,15 +79,15 @@ def agreed_segmentation(sources: Sequence[ImageSource], existing: Segmentation |
     """Returns the classes of all masks; None without masks.
 
     Raises:
-        InputError: if the folder has masks of other classes.
+        InputError: if masks, or those that the folder already has, are of other classes.
     """
-    given = [source.segmentation for source in sources if source.segmentation is not None]
-    if given and existing is not None and given[0] != existing:
+    found = [one for one in (existing, *(source.segmentation for source in sources)) if one is not None]
+    if any(one != found[0] for one in found):
         raise InputError(
-            f"the folder already has masks of {len(existing.classes)} classes, with ignored id {existing.ignore}; "
-            "give the same --mask-classes and --mask-ignore, or another folder"
+            f"there are already masks of {len(found[0].classes)} classes, with ignored id {found[0].ignore}; give "
+            "the same --mask-classes and --mask-ignore, or another folder"
         )
-    return given[0] if given else existing
+    return found[0] if found else None
 
 
 def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> list[str]:
@@ -100,26 +101,45 @@ def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> li
     ]
 
 
+def without_damaged_masks(entries: Iterable[Entry], failed: list[str]) -> Iterator[Entry]:
+    """Yields the images to convert, since statistics of bands count all of them; `failed` receives damaged masks."""
+    for entry in entries:
+        if entry.read_mask is not None:
+            try:
+                decode_mask(entry.read_mask())
+            except (DecodeError, OSError) as error:
+                raise_if_passing(f"the mask of {entry.path}", error)
+                failed.append(f"the mask of {plain_text(entry.path)}: {error}")
+                continue
+        yield entry
+
+
 def read_mask(
-    entry: Entry, image: bytes, stored: tuple[int, int], segmentation: Segmentation
+    entry: Entry, data: bytes, stored: Converted, segmentation: Segmentation
 ) -> tuple[bytes, np.ndarray]:
-    """Reads an image's mask, and resizes it to the stored (height, width).
+    """Reads the mask of an image, whose bytes are `data`, and resizes it as the stored image.
 
     Returns it as a PNG, and its pixels as `Statistics.add_mask` takes them.
 
     Raises:
-        DecodeError, OSError: if it is damaged.
         InputError: if its size differs from the image's, or it has an id that is no class.
     """
     assert entry.read_mask is not None
-    data = entry.read_mask()
-    mask, header = decode_mask(data), read_header(image)
+    header, data = read_header(data), entry.read_mask()
+    mask, size = decode_mask(data), (stored.height, stored.width)
     table, classes = id_table(segmentation.ids, segmentation.ignore), len(segmentation.classes)
-    if mask.shape != (header.height, header.width):
-        size = f"{mask.shape[1]}x{mask.shape[0]}"
+    if header.orientation != 1 and not stored.turned:
         raise InputError(
-            f"the mask of {entry.path} has {size} px, but its image {header.width}x{header.height}; resize it "
-            "(nearest neighbor)"
+            f"{entry.path} has an EXIF orientation, and labeling tools show it turned; give --exif-orientation apply, "
+            "or remove the orientation if the masks are not turned (exiftool -r -Orientation= FOLDER)"
+        )
+    # Orientations from 5 on exchange the sides.
+    sides = (header.height, header.width)[:: -1 if header.orientation > 4 else 1]
+    if mask.shape != sides:
+        remedy = "turn it" if mask.shape == sides[::-1] else "resize it (nearest neighbor)"
+        raise InputError(
+            f"the mask of {entry.path} has {mask.shape[1]}x{mask.shape[0]} px, but its image {sides[1]}x{sides[0]}; "
+            f"{remedy}"
         )
     try:
         numbers = numbered(mask, table)
@@ -128,8 +148,8 @@ def read_mask(
             f"the mask of {entry.path}: {error}; add it to --mask-classes ({classes} ids), or give it as "
             "--mask-ignore"
         ) from None
-    if mask.shape != stored:
-        mask = np.array(Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST))
+    if mask.shape != size:
+        mask = np.array(Image.fromarray(mask).resize(size[::-1], Image.Resampling.NEAREST))
         stream = io.BytesIO()
         Image.fromarray(mask.astype(np.uint8) if mask.max() < 256 else mask).save(stream, "png")
         data, numbers = stream.getvalue(), numbered(mask, table)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +20,12 @@ import numpy as np
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.bands import shared_layout
-from mae_vit.data.prepare.convert import Conversion, Converted, convert_entries
-from mae_vit.data.prepare.entries import Entry, ImageSource, raise_if_passing
+from mae_vit.data.prepare.convert import Conversion, Converted, as_before, convert_entries
+from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note
+from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note, without_damaged_masks
 from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import (
     ShardWriter,
@@ -35,9 +34,9 @@ from mae_vit.data.prepare.publish import (
     partial_folder,
     publish,
 )
-from mae_vit.data.prepare.selection import MEASURED, Selection
+from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Segmentation, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Processing, Segmentation, read_dataset
 
 # Constant, so that equal sources give equal shards.
 _SEED = 0
@@ -82,20 +81,16 @@ def prepare(
     selection = selection or Selection()
     conversion = replace(conversion or Conversion(), hashed=bool(exclude))
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
-    entries, names = _group(sources)
-    by_split, names = selection.apply(entries), selection.names(names)
-    if not overwrite:
-        check_no_foreign_shards(by_split, existing, out)
-    classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
+    entries, source_of = _group(sources)
+    by_split = selection.apply(entries)
+    # A holdout is of the source of train.
+    origin = {split: source_of.get(split) or source_of["train"] for split in by_split}
+    processing = {n: _processing(n, one.described, selection, conversion) for n, one in origin.items()}
     remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
-    masked = any(info.masks is not None for info in remaining.values())
-    segmentation = agreed_segmentation(sources, existing.segmentation if existing and masked else None)
-    scale = conversion.scale
-    if scale is not None and remaining and "train" not in by_split:
-        raise InputError(
-            f"--scale has no effect: {out} keeps the scale of its {', '.join(sorted(remaining))}; leave it out, or "
-            "give another folder"
-        )
+    _check_splits(by_split, existing, out, conversion, overwrite=overwrite)
+    classes = _agree_on_classes(sources, by_split, existing, out)
+    masked = existing if any(info.masks for info in remaining.values()) else None
+    segmentation = agreed_segmentation(sources, masked.segmentation if masked else None)
     exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
     dataset = existing.model_copy(update={"splits": remaining}) if existing and remaining else None
     unreadable, conversions = list[str](), Counter[str]()
@@ -103,7 +98,8 @@ def prepare(
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
     for split in written:
-        statistics = Statistics(scale=scale)
+        kept = as_before(conversion, origin[split].described)
+        statistics = Statistics(scale=kept.scale)
         if dataset is not None:
             # Images must have the bands of the splits that stay.
             statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
@@ -113,8 +109,8 @@ def prepare(
         # Mixed, so that every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer,
         # and our own order `blocks`, would see one class at a time.
         order = permute(np.arange(len(chosen)), len(chosen), derive_key(_SEED, RngStream.PREPARE, 0))
-        mixed = [chosen[number] for number in order]
-        images = convert_entries(mixed, conversion, workers, doing, unreadable, count=len(chosen))
+        mixed = without_damaged_masks((chosen[number] for number in order), unreadable)
+        images = convert_entries(mixed, kept, workers, doing, unreadable, count=len(chosen))
         try:
             with closing(images):
                 _write_split(writer, images, classes, statistics, leaves_out, segmentation, unreadable)
@@ -122,9 +118,12 @@ def prepare(
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
         excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
-        processing = selection.note(split).model_copy(update=dict(conversion.how) | excluded)
+        joined = (origin[split], *(selection.extra if split == "train" else ()))
         part = statistics.describe(
-            writer.shards, source=names[split], classes=len(classes), processing=processing
+            writer.shards,
+            source=" + ".join(dict.fromkeys(one.name for one in joined)),
+            classes=len(classes),
+            processing=processing[split].model_copy(update=excluded),
         )
         dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
         notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
@@ -136,8 +135,8 @@ def prepare(
     return Report(dataset, written, unreadable, notes + dataset_notes(dataset), conversions, left_out)
 
 
-def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
-    """Returns the entries, and the name of the source, of each split."""
+def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, ImageSource]]:
+    """Returns the entries, and the source, of each split."""
     by_split: dict[str, list[Entry]] = {}
     source_of: dict[str, ImageSource] = {}
     for source in sources:
@@ -145,10 +144,47 @@ def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict
             if (other := source_of.setdefault(entry.split, source)) is not source:
                 raise InputError(
                     f'split "{entry.split}" is in both {other.name} and {source.name}; give one source for each '
-                    "split (the folder that contains both), or prepare them one after the other with --split NAME"
+                    "split (a folder of both, unpacked), or prepare them one after the other with --split NAME"
                 )
             by_split.setdefault(entry.split, []).append(entry)
-    return by_split, {split: source.name for split, source in source_of.items()}
+    return by_split, source_of
+
+
+def _processing(
+    split: str, known: Dataset | None, selection: Selection, conversion: Conversion
+) -> Processing:
+    """Returns the record of a split: what is done now, and what `prepare` did to the shards that it is made from."""
+    before = known.splits[split if split in known.splits else "train"].processing if known else Processing()
+    made = dict(selection.note(split)) | dict(conversion.how)
+    now = {name: value for name, value in made.items() if value not in (None, "ignore")}
+    if twice := [name for name in ("bands", "window") if name in now and getattr(before, name)]:
+        raise InputError(
+            f"--{twice[0]}: the source was prepared with it; prepare the original images again, or leave it out"
+        )
+    return before.model_copy(update={"excluded": None} | now)
+
+
+def _check_splits(
+    new: Collection[str], existing: Dataset | None, out: Path, conversion: Conversion, *, overwrite: bool
+) -> None:
+    """Raises InputError if a split exists, or one that stays does not go with the new ones."""
+    if not overwrite:
+        check_no_foreign_shards(new, existing, out)
+    there = existing.splits if existing else {}
+    taken, remaining = [split for split in new if split in there], sorted(there.keys() - new)
+    if taken and not overwrite:
+        raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it')
+    held_out = there[HOLDOUT_SPLIT].processing.holdout if HOLDOUT_SPLIT in remaining else None
+    if "train" in taken and held_out:
+        raise InputError(
+            f"{out} has a split {HOLDOUT_SPLIT} that was held out of the train to be replaced; give --holdout "
+            f"{held_out} again, or another folder"
+        )
+    if conversion.scale is not None and remaining and "train" not in new:
+        raise InputError(
+            f"--scale has no effect: {out} keeps the scale of its {', '.join(remaining)}; leave it out, or give "
+            "another folder"
+        )
 
 
 def _agree_on_classes(
@@ -156,7 +192,6 @@ def _agree_on_classes(
     by_split: dict[str, list[Entry]],
     existing: Dataset | None,
     out: Path,
-    overwrite: bool,
 ) -> list[str]:
     names = {
         entry.class_name for entries in by_split.values() for entry in entries if entry.class_name is not None
@@ -167,9 +202,6 @@ def _agree_on_classes(
     fresh = fresh if names <= set(fresh) else sorted(names)
     if existing is None:
         return fresh
-    taken = [split for split in by_split if split in existing.splits]
-    if taken and not overwrite:
-        raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it')
     if set(existing.splits) <= set(by_split) or not existing.classes:
         return fresh
     if new := sorted(names - set(existing.classes)):
@@ -187,9 +219,9 @@ def _write_split(
     statistics: Statistics,
     exclusion: Exclusion | None,
     segmentation: Segmentation | None,
-    failed: list[str],
+    failed: Sequence[str],
 ) -> None:
-    """Writes the shards of a split into the writer's folder, which is emptied first; `failed` receives damaged masks.
+    """Writes the shards of a split into the writer's folder, which is emptied first; `failed` has those left out.
 
     Raises:
         InputError: if no image is left, or a band has no values.
@@ -205,12 +237,7 @@ def _write_split(
             if exclusion is not None and exclusion.excludes(entry.key, image):
                 continue
             if segmentation is not None and entry.read_mask is not None:
-                try:
-                    mask, pixels = read_mask(entry, data, (image.height, image.width), segmentation)
-                except (DecodeError, OSError) as error:
-                    raise_if_passing(f"the mask of {entry.path}", error)
-                    failed.append(f"the mask of {plain_text(entry.path)}: {error}")
-                    continue
+                mask, pixels = read_mask(entry, data, image, segmentation)
                 statistics.add_mask(pixels)
             label = None if entry.class_name is None else label_of[entry.class_name]
             statistics.add(image, label, entry.path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -72,17 +72,6 @@ class Selection:
                 )
             taken["train"] = [*taken["train"], *(entry for source in self.extra for entry in source.entries)]
         return taken
-
-    def names(self, sources: Mapping[str, str]) -> dict[str, str]:
-        """Returns the name of the source of each split that `apply` returns, given those of the splits before."""
-        names = dict(sources)
-        if self.holdout is not None:
-            names[HOLDOUT_SPLIT] = names["train"]
-        if self.extra:
-            names["train"] = " + ".join(
-                dict.fromkeys([names["train"], *(source.name for source in self.extra)])
-            )
-        return names
 
     def note(self, split: str) -> Processing:
         """Returns the record of the selection for a split."""

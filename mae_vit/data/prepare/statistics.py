@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import plain_text
 from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, band_notes, describe_bands
 from mae_vit.data.prepare.convert import Converted
 from mae_vit.data.shards.dataset_json import BandTable, Masks, Processing, Shard, Split
@@ -117,7 +118,7 @@ class Statistics:
         return Split(
             samples=self.images,
             shards=shards,
-            source=source,
+            source=plain_text(source),
             height=self.heights,
             width=self.widths,
             formats=dict(sorted(self.formats.items())),

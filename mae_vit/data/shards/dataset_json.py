@@ -224,6 +224,7 @@ class Dataset(StrictModel):
         return self.model_dump_json(indent=1, exclude_none=True, by_alias=True) + "\n"
 
 
+_RESTORE = "restore it, or prepare the data again"
 # Data sets of plug-ins (`mae_vit.data.map_source`), by the name in `data.path`: each can `describe` itself as
 # `dataset.json` would, and `open` a split as a `ShardIndex`.
 SOURCES: dict[str, Any] = {}
@@ -289,9 +290,9 @@ def parse_dataset(data: bytes, name: str) -> Dataset:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{name} is damaged: {where}: {problem['msg']}") from None
+        raise InputError(f"{name} is damaged: {where}: {problem['msg']}; {_RESTORE}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is damaged: {error}") from None
+        raise InputError(f"{name} is damaged: {error}; {_RESTORE}") from None
     if dataset.format != FORMAT:
         raise InputError(
             f"{name} has format {dataset.format}, but this version reads {FORMAT}; prepare the data again"

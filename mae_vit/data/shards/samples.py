@@ -13,8 +13,8 @@ from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS
 from mae_vit.data.shards.tar_headers import DamagedTar, Special, Tar, walk_tar
 
 # webdataset's own pattern (tariterators.base_plus_ext). Files that do not match it, and those that webdataset takes for
-# metadata, belong to no sample.
-_KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+# metadata, belong to no sample; nor do hidden files, which it takes for samples with the key of their folder.
+_KEY = re.compile(r"^((?:.*/|)[^.]*[^./])[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 _MAX_IMAGE_BYTES = 2**31 - 1  # what the index's column holds
 _MAX_LABEL_BYTES = 256
@@ -23,6 +23,8 @@ _NO_LABEL = re.compile(
     re.DOTALL,
 )
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
+# Of --image-column, which is not that of these sources.
+ALONE = "(first prepare a source of --labels or --unlabeled alone)"
 # Extension of a mask beside its image.
 MASK_EXTENSION = "seg.png"
 
@@ -83,7 +85,7 @@ def _several(key: str, images: list[str]) -> str:
     numbered = all(field.partition(".")[0].isdigit() for field in images)
     dots = "a key ends at the first dot, so rename the files without further dots, or " if numbered else ""
     found = f"{count} under the key {plain_text(key)} ({plain_text(listed)})"
-    return f"{found}; {dots}choose one of each with --image-column NAME"
+    return f"{found}; {dots}choose one of each with --image-column NAME {ALONE}"
 
 
 def is_image_field(field: str) -> bool:

@@ -75,13 +75,13 @@ def inner_tars(tar: tar_headers.Tar) -> list[tar_headers.Tar]:
     """Returns the tars inside a tar without images of its own, such as ImageNet's, which holds one for each class.
 
     Raises:
-        InputError: if it is damaged, or its inner tars are compressed.
+        InputError: if it is damaged, or its inner archives are compressed.
     """
     inner = []
     for member in _members(tar):
         if is_image(member.name):
             return []
-        if is_tar(Path(member.name)) and member.size:
+        if (is_tar(Path(member.name)) or member.name.lower().endswith(".zip")) and member.size:
             name = tar.name / safe_member_path(member.name, str(tar.name))
             inner.append(
                 tar_headers.Tar(name, tar.path, member.offset, member.offset + member.size, tar.file)
@@ -160,15 +160,11 @@ def open_zip(path: Path) -> Listing:
     """
     try:
         archive = zipfile.ZipFile(path)
-        # Backslashes come from Windows, or from an attacker: they are checked as separators.
-        named = [
-            (safe_member_path(_zip_name(info).replace("\\", "/"), str(path)), info)
-            for info in archive.infolist()
-        ]
-    except InputError:
-        raise
+        names = [(_zip_name(info), info) for info in archive.infolist()]
     except _ZIP_ERRORS as error:
         raise InputError(f"archive {path} is {what_file_is(path) or f'damaged: {error}'}") from None
+    # Backslashes come from Windows, or from an attacker: they are checked as separators.
+    named = [(safe_member_path(name.replace("\\", "/"), str(path)), info) for name, info in names]
     # Archives written on Unix mark links and devices.
     kinds = (0, stat.S_IFREG, stat.S_IFDIR)
     regular = [(name, info) for name, info in named if stat.S_IFMT(info.external_attr >> 16) in kinds]

@@ -33,7 +33,7 @@ from mae_vit.data.prepare.sources.archives import (
 from mae_vit.data.prepare.sources.downloads import DATASETS
 from mae_vit.data.prepare.sources.folders import entries_from_paths, open_folder
 from mae_vit.data.prepare.sources.foreign_shards import find_shards, image_member, is_shard, open_shards
-from mae_vit.data.prepare.sources.rows import find_parquet, open_hub_dataset, open_parquet
+from mae_vit.data.prepare.sources.rows import holds_image_column, open_hub_dataset, open_parquet
 from mae_vit.data.prepare.sources.tables import is_table, open_table
 from mae_vit.data.shards.dataset_json import FILE_NAME
 from mae_vit.data.shards.samples import split_key
@@ -88,6 +88,9 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
     kind = _file_kind(paths[0])
     if spec in DATASETS:
         source = DATASETS[spec](options)
+        if paths[0].exists():
+            note = f"{spec} is the data set of that name; ./{spec} is the folder"
+            source = replace(source, notes=(*source.notes, note))
     elif is_hub_name(spec):
         source = open_hub_dataset(spec, options)
     elif paths[0].is_dir():
@@ -137,30 +140,36 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     # Without arrays, since the indexes beside shards are arrays.
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
     shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
-    folders = {shard.parent for shard in shards}
-    example = len(images) <= _FEW_IMAGES and all((path / image).parent in folders for image in images)
-    if images and shards and not example:
-        shards = [shard for shard in shards if holds_images(shard)]
-        if shards:
+    parquet = (file for file in files.left_out if user_files.extension_of(file) == "parquet")
+    tables = sorted(path / file for file in parquet if not user_files.is_hidden(file))
+    if files.images:
+        tables = [table for table in tables if images and holds_image_column(table)]
+    kind, packed = ("tar", shards) if shards else ("Parquet file", tables)
+    folders = {(path / image).parent for image in images}
+    example = folders <= {file.parent for file in packed} or (len(folders) == 1 and packed == tables)
+    if images and not (example and len(images) <= _FEW_IMAGES):
+        packed = [file for file in packed if file in tables or holds_images(file)]
+        if packed:
             raise InputError(
                 f"{path} contains {count_of(len(images), 'image')} ({images[0]}, ...) and "
-                f"{count_of(len(shards), 'tar')} of images ({shards[0].relative_to(path)}, ...); move away those that "
-                "are not the data, or give the tars as sources"
+                f"{count_of(len(packed), kind)} of images ({packed[0].relative_to(path)}, ...); move away those that "
+                f"are not the data, or give the {kind}s as sources"
             )
     name = path.resolve().name
+    if not packed:
+        return entries_from_paths(files, options, where=str(path), name=path.name)
     if shards:
         if options.out.exists() and options.out.samefile(path):
             raise InputError(
                 f"{path} is both source and output; --in-place {path} uses its shards as they are"
             )
         source = open_tars(shards, path, name, options)
-        note = f"left out {count_of(len(images), 'image')} next to the tars: {shown(images)}"
-        left_out = dict.fromkeys(images, "next to the tars")
-        return replace(source, notes=(*source.notes, note), left_out=left_out) if images else source
-    if not files.images and (tables := find_parquet(path)):
+    else:
         _check_one_configuration(tables, path, options.split)
-        return open_parquet(tables, path, name, options)
-    return entries_from_paths(files, options, where=str(path), name=path.name)
+        source = open_parquet(tables, path, name, options)
+    note = f"left out {count_of(len(images), 'image')} next to the {kind}s: {shown(images)}"
+    left_out = dict.fromkeys(images, f"next to the {kind}s")
+    return replace(source, notes=(*source.notes, note), left_out=left_out) if images else source
 
 
 def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
@@ -207,7 +216,7 @@ def _expand(spec: str) -> list[str]:
     if is_url(spec) or not re.search(r"[{*?\[]", spec) or Path(spec).exists():
         return [spec]
     files = []
-    for path in braceexpand(spec):
+    for path in braceexpand(spec) if spec.count("{") == spec.count("}") else [spec]:
         matching = sorted(glob(path)) or [path]
         if not os.path.exists(matching[0]):
             raise InputError(f"source {spec}: there is no {path}; give the folder of the images")

@@ -29,6 +29,7 @@ from mae_vit.data.prepare.sources.archives import is_tar, read_member
 from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import (
+    MASK_EXTENSION,
     Group,
     is_image_field,
     label_number,
@@ -99,6 +100,7 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
     """
     known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     splits = {s.file: split for split, info in known.splits.items() for s in info.shards} if known else {}
+    segmentation = known.segmentation if known else None
     special, lost = list[Special](), list[str]()
     samples = [sample for shard in shards for sample in _read_samples(shard, options, special, lost)]
     numbers = {label: label_number(label) for *_, label in samples if label}
@@ -134,7 +136,10 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
         split = splits.get(shard.name.name) or user_files.split_from_path(shard.name, folder, options.split)
         key = unique_key(group.key, keys.setdefault(split, {}))
         read = partial(read_member, shard, Member(path, *group.fields[member]))
-        entries.append(Entry(split, class_name, key, plain_text(path), member.rpartition(".")[2], read))
+        mask = group.fields.get(MASK_EXTENSION) if segmentation else None
+        read_mask = partial(read_member, shard, Member(path, *mask)) if mask else None
+        extension = member.rpartition(".")[2]
+        entries.append(Entry(split, class_name, key, plain_text(path), extension, read, read_mask))
     for option, asked, absent in (
         ("--image-column", options.image_column, not entries),
         ("--label-column", options.label_column, not numbers),
@@ -152,7 +157,9 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
     # One of the other members may hold labels.
     if options.labels and not numbers and samples and not all(map(is_image_field, samples[0][1].fields)):
         notes.append(f"no labels: {_fields(samples)} (--label-column NAME chooses one)")
-    return ImageSource(name, entries, classes=classes or None, notes=tuple(notes))
+    return ImageSource(
+        name, entries, classes=classes or None, notes=tuple(notes), segmentation=segmentation, described=known
+    )
 
 
 def _read_samples(

@@ -37,6 +37,7 @@ from mae_vit.data.prepare.entries import (
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.archives import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
+from mae_vit.data.shards.samples import ALONE
 
 # Number of rows in memory at a time.
 _BATCH_ROWS = 16
@@ -91,10 +92,11 @@ class _HubTable:
         return iter(self._stream.select_columns(columns))
 
 
-def find_parquet(folder: Path) -> list[Path]:
-    """Returns the Parquet files below a folder, except hidden ones."""
-    paths = (path for path in folder.rglob("*.parquet") if path.is_file())
-    return sorted(path for path in paths if not f"/{path.relative_to(folder)}".count("/."))
+def holds_image_column(path: Path) -> bool:
+    """Whether a Parquet file has images as the Hub stores them, {bytes, path}; False if it cannot be read."""
+    with suppress(InputError):
+        return any(_kind(field.type) == "images" for field in _ParquetTable(path, path.parent, "").schema)
+    return False
 
 
 def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
@@ -331,7 +333,8 @@ def _choose(
         hint = closest(asked, usable) or f"there are {', '.join(usable) or 'none'}"
         raise InputError(f"{option} {asked}: {where} has no such column of a supported type; {hint}")
     if asked is None and len(candidates) > 1:
-        raise InputError(f"{where}: several columns fit ({', '.join(candidates)}); choose one with {option}")
+        hint = f"choose one with {option} {ALONE if option == '--image-column' else ''}".rstrip()
+        raise InputError(f"{where}: several columns fit ({', '.join(candidates)}); {hint}")
     return asked or next(iter(candidates), None)
 
 

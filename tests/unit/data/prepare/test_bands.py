@@ -205,6 +205,30 @@ def test_a_later_split_must_have_the_bands_of_the_data_set(tmp_path, call, said)
     assert set(call(source, options="--split val").dataset.splits) == {"train", "val"}
 
 
+NAMED = "".join(
+    f'<Item name="DESCRIPTION" sample="{n}" role="description">{b}</Item>' for n, b in enumerate("xyz")
+)
+
+
+def test_shards_of_bands_keep_what_their_description_says(call, said):
+    """Names, missing value, scale and the record of what was done, which NPY does not state."""
+    pixels = np.where(values(3, "uint16") % 3 == 0, 0, values(3, "uint16") + 500).astype(np.uint16)
+    tags = [(42112, "s", 0, f"<GDALMetadata>{NAMED}</GDALMetadata>", True)]
+    files = {f"{n}.tif": planes(pixels + np.uint16(n) * (pixels > 0), extratags=tags) for n in range(8)}
+    for options in ("", "--bands z,1", "--window 3000,4000", "--scale none"):
+        first = call(files, options=f"{options} --nodata 0 --overwrite")
+        again = call(first.out, options="--overwrite", out="again")
+        one, two = first.dataset, again.dataset
+        assert one.model_copy(update={"splits": {}}) == two.model_copy(update={"splits": {}})
+        assert one.splits["train"].processing == two.splits["train"].processing
+        held_out = call(first.out, options="--holdout 1/4 --overwrite", out="held_out").dataset.splits["val"]
+        assert held_out.processing.of_images == one.splits["train"].processing.of_images
+    assert call(first.out, options="--bands z,1", out="z").dataset.bands.names == ("z", "x")
+    refused = call(call(first.out, options="--bands z,1", out="z").out, options="--bands z", out="zz")
+    said(refused.text)
+    assert (refused.code, refused.out.exists()) == (2, False)
+
+
 def test_resized_bands_stay_bands(call):
     result = call(tiles(), options="--resize 20")
     split = result.dataset.splits["train"]

@@ -157,6 +157,7 @@ def test_a_shard_whose_bytes_have_changed_is_named(copy):
 SPOIL = {
     "truncated": lambda path: os.truncate(path, 5000),
     "is missing": os.unlink,
+    "json is damaged": lambda path: os.truncate(path.parent / "dataset.json", 500),
     "cannot be read": lambda path: write_tar(path, {"a.png": b""}),
     "class 10": lambda path: write_tar(path, [("a.png", b"x"), ("a.cls", b"10")]),
 }

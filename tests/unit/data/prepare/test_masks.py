@@ -4,8 +4,9 @@ import io
 
 import numpy as np
 import pytest
-from helpers.images import encoded, write_files, write_pairs
-from PIL import Image
+from helpers.images import encoded, picture, write_files, write_pairs
+from PIL import ExifTags, Image, ImageOps
+from unit.data.band_files import npy
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def png(data):
     return np.array(Image.open(io.BytesIO(data)))
 
 
-def test_masks_lie_beside_their_images(pairs, tmp_path, masked):
+def test_masks_lie_beside_their_images(pairs, tmp_path, call, masked):
     result = masked()
     segmentation = result.dataset.segmentation
     assert (segmentation.classes, segmentation.ids, segmentation.ignore) == (
@@ -40,6 +41,9 @@ def test_masks_lie_beside_their_images(pairs, tmp_path, masked):
         assert shares.ignored == pytest.approx(2 / 64, abs=1e-6)
         for number, sample in result.images(split).items():
             assert sample["seg.png"] == (pairs / "masks" / split / f"{number}.png").read_bytes()
+    again = call(result.out, out="again")
+    assert (again.dataset.segmentation, again.images()) == (segmentation, result.images())
+    assert again.dataset.splits["test"].masks == result.dataset.splits["test"].masks
     more = masked(folder=write_pairs(tmp_path / "more", splits=("val",), classes=4))
     assert more.code == 2
     assert "masks of 3" in more.text
@@ -81,6 +85,41 @@ def test_damaged_masks_are_left_out(pairs, masked):
     assert result.dataset.splits["train"].samples == 5
 
 
+def test_an_image_with_a_damaged_mask_is_not_in_the_statistics_of_bands(tmp_path, masked):
+    """The sums of a chunk travel on one of its images, each of which may be that one."""
+    folder = tmp_path / "wide"
+    files = {f"images/{n}.npy": npy(np.full((4, 8, 8), 100 * n, np.uint16)) for n in range(4)}
+    files |= {f"masks/{n}.png": encoded(picture(n, (8, 8), "1").convert("L"), "png") for n in range(4)}
+    write_files(folder, files | {"classes.txt": b"0: ground\n255: object\n"})
+    for damaged in range(4):
+        name = f"masks/{damaged}.png"
+        write_files(folder, {name: files[name][:-30]})
+        table = masked("--mask-ignore 254 --overwrite", folder).dataset.band_table
+        left = [100 * n for n in range(4) if n != damaged]
+        assert (table.min, table.max) == ([left[0]] * 4, [left[-1]] * 4)
+        write_files(folder, {name: files[name]})
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_masks_of_turned_photographs(tmp_path, masked, said, orientation):
+    """Labeling tools show photographs upright, and so are their masks."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    pixels = np.zeros((6, 8), np.uint8)
+    pixels[0, :5] = 255
+    image = Image.fromarray(pixels)
+    mask = encoded(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(image, "png", exif=exif)))), "png")
+    files = {"images/1.png": encoded(image, "png", exif=exif), "masks/1.png": mask}
+    folder = write_files(tmp_path / "a", files | {"classes.txt": b"0: ground\n255: object\n"})
+    refused = masked("--mask-ignore 254", folder)
+    said(refused.text)
+    assert refused.code == 2
+    turned = masked("--mask-ignore 254 --exif-orientation apply", folder).images()["1"]
+    np.testing.assert_array_equal(png(turned["png"]), png(turned["seg.png"]))
+    write_files(folder, {"masks/1.png": encoded(image, "png")})
+    said(masked("--mask-ignore 254 --exif-orientation apply", folder, out="b").text)
+
+
 def test_the_ignored_id_is_no_class(pairs, masked):
     """As in ADE20K: 0 does not count, and the classes begin at 1."""
     for path in (pairs / "masks").rglob("*.png"):
@@ -117,7 +156,7 @@ def test_masks_of_0_and_255_are_no_silent_loss(tmp_path, masked, said):
         "--mask-classes x",
         "--masks .",
         "--mask-ignore 3",
-        "--masks . --mask-classes x --unlabeled .",
+        "--masks {0}/masks --mask-classes {0}/classes.txt --unlabeled .",
     ],
 )
 def test_options_that_do_not_fit(pairs, call, said, options):

@@ -194,7 +194,7 @@ def test_files_that_are_no_source(tmp_path, call, said, monkeypatch):
     write_files(tmp_path, contents)
     write_tar(tmp_path / "cifar-10-python.tar.gz", {"data_batch_1": b"x"})
     write_zip(tmp_path / "all.zip", {"train.zip": b"PK", "test.zip": b"PK"})
-    for name in (*contents, "cifar-10-python.tar.gz", "all.zip", "photos/*.jpg", "pipe:cat s.tar"):
+    for name in (*contents, "cifar-10-python.tar.gz", "all.zip", "photos/*.jpg", "photos{", "pipe:cat s.tar"):
         result = call(name)
         said(result.text)
         assert (result.code, len(result.text.splitlines())) == (2, 1)
@@ -219,11 +219,13 @@ def test_a_picture_beside_the_classes_of_an_archive_is_a_question(tmp_path, call
 
 
 def test_a_folder_of_a_name_that_is_not_in_utf_8(tmp_path, call, said):
-    for folder in (b"/src/caf\xe9", b"/flat"):
+    for folder in (b"/src/caf\xe9", b"/flat\xe9"):
         os.makedirs(os.fsencode(tmp_path) + folder)
         with open(os.fsencode(tmp_path) + folder + b"/caf\xe9.png", "wb") as file:
             file.write(PNG)
     refused = call(tmp_path / "src")
     said(refused.text)
     assert refused.code == 2
-    assert call(tmp_path / "flat").images() == {r"caf\xe9": {"png": PNG}}
+    result = call(os.fsdecode(os.fsencode(tmp_path) + b"/flat\xe9"))
+    assert result.images() == {r"caf\xe9": {"png": PNG}}
+    assert result.dataset.splits["train"].source == r"flat\xe9"

@@ -191,6 +191,14 @@ def test_links_in_an_archive_lead_to_its_files(tmp_path, call, kind):
     assert "skipped 1 " in result.text
 
 
+def test_hidden_files_of_macos_are_no_samples(tmp_path, call):
+    files = [(f"a/{dots}{name}", b"x" if dots else data) for name, data in PLAIN for dots in ("._", "")]
+    path = write_tar(tmp_path / "src" / "s-0.tar", files)
+    results = call(path), call(path.parent, options="--in-place")
+    assert [result.counts() for result in results] == [THREE, THREE]
+    assert "unreadable" not in results[0].text
+
+
 def test_links_in_shards_are_followed_or_counted(tmp_path, call):
     with tarfile.open(write_tar(tmp_path / "s.tar", [*PLAIN, ("9.cls", b"1")]), "a") as tar:
         for name, target in (("9.jpg", "0.jpg"), ("10.jpg", "gone.jpg")):
@@ -217,6 +225,9 @@ REFUSED = {
     "joined by cat": joined,
     "zstd": lambda folder: write_files(folder, {"s.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(20)}) / "s.tar.zst",
     "compressed inside": inner_gzip,
+    "a zip among tars": lambda folder: write_tar(
+        folder / "s.tar", {"a.tar": write_tar(folder / "x", PLAIN).read_bytes(), "b.ZIP": b"PK"}
+    ),
     "a pattern with a gap": lambda folder: write_tar(folder / "s-0.tar", PLAIN).with_name("s-{0..2}.tar"),
 }
 

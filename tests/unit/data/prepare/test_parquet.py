@@ -6,11 +6,12 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.images import encoded, img2dataset, picture
+from helpers.images import encoded, img2dataset, picture, write_files
 from huggingface_hub import HfFileSystem
 
 from mae_vit.data.prepare.sources import rows
 
+PNG = encoded(picture(40), "png")
 JPEGS = [encoded(picture(n, (8, 8))) for n in range(12)]
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 NAMED = {"_type": "ClassLabel", "names": ["cat", "dog", "eel"]}
@@ -74,6 +75,31 @@ def test_files_that_a_shell_lists_are_one_source(tmp_path, call):
     assert result.dataset.splits["train"].source == "3 files of src"
     # Rows that tell no path are named by file and place.
     assert {"0-000000", "2-000003"} <= set(result.images())
+
+
+def test_pictures_and_tables_beside_parquet_files(tmp_path, call, said):
+    """A clone of a data set of the Hub has pictures for its page; a table beside photographs has no images."""
+    folder = write_files(tmp_path / "clone", {"assets/banner.png": PNG, "README.md": b"x"})
+    written(table(JPEGS), tmp_path / "real" / "A.PARQUET")
+    (folder / "data").symlink_to(tmp_path / "real")
+    result = call(folder)
+    said(result.text)
+    assert by_image(result) == dict.fromkeys(JPEGS, "")
+    for name in ("cat", "dog"):
+        write_files(folder, {f"{name}/1.png": PNG})
+    refused = call(folder, out="b")
+    said(refused.text)
+    assert (refused.code, refused.out.exists()) == (2, False)
+    written(pa.table({"path": ["1.png"], "vector": [b"x"]}), tmp_path / "real" / "A.PARQUET")
+    assert call(folder, options="--no-labels", out="c").counts() == "train: - 3"
+
+
+def test_an_image_column_of_an_unlabeled_source_is_chosen_beforehand(tmp_path, call):
+    path = written(pa.table({"left": JPEGS, "right": JPEGS[::-1]}), tmp_path / "a.parquet")
+    source = write_files(tmp_path / "src", {"a/1.png": PNG, "b/1.png": PNG})
+    assert "alone" in call(source, options=f"--unlabeled {path}").text
+    alone = call(path, options="--image-column left", out="alone").out
+    assert call(source, options=f"--unlabeled {alone}").counts() == "train: a 1, b 1, - 12"
 
 
 KINDS = pa.array(["b", "a"] * 6)

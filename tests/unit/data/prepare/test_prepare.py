@@ -116,6 +116,18 @@ def test_an_overwrite_that_ends_early_leaves_no_old_split_beside_new_classes(tmp
     assert (ended.code, ended.counts()) == (2, "train: c 1, d 1")
 
 
+def test_held_out_images_do_not_return_into_train(tmp_path, call, said):
+    source = write_files(tmp_path / "photos", {f"{n}.jpg": encoded(picture(n)) for n in range(6)})
+    before = call(source, options="--holdout 1/3")
+    refused = call(source, options="--overwrite")
+    said(refused.text)
+    assert (refused.code, refused.counts()) == (2, before.counts())
+    assert call(source, options="--overwrite --holdout 1/3").counts() == before.counts()
+    assert (
+        call(source, options="--overwrite --split val").code == call(source, options="--overwrite").code == 0
+    )
+
+
 def test_a_split_that_was_prepared_otherwise_is_noted(tmp_path, call):
     source = write_files(tmp_path / "photos", {f"{n}.jpg": encoded(picture(n)) for n in range(4)})
     assert call(source, options="--resize 16").code == 0
@@ -183,6 +195,15 @@ def test_shards_left_by_a_kill_while_moving_are_replaced(tree, tmp_path, call):
     write_files(tmp_path / "out", {"train-000000.tar": b"half of an earlier call"})
     (tmp_path / "out" / ".train.partial").mkdir()
     assert main(["check", str(call(tmp_path / "src").out)]) == 0
+
+
+def test_a_record_that_cannot_be_written_is_one_line(tmp_path, call):
+    (tmp_path / "out" / "prepare.log").mkdir(parents=True)
+    result = call({"1.png": PNG})
+    assert (result.code, result.text.splitlines()[-1]) == (
+        2,
+        f"error: {result.out}/prepare.log: is a directory",
+    )
 
 
 def test_the_record_has_the_commands_and_names_all_that_was_left_out(tmp_path, call):

@@ -65,9 +65,19 @@ def test_our_own_shards_are_a_source_with_their_classes(call, said):
     assert first.counts() == second.counts() == "train: c0 3, c1 3, c2 3 | val: c0 1, c1 1, c2 1"
     assert set(second.images()) == set(first.images())
     assert second.dataset.splits["train"].height == (16, 16)
+    third = call(second.out, options="--exif-orientation apply", out="third").dataset.splits["val"].processing
+    assert (third.holdout, third.resize, third.exif_orientation) == ("1/4", 16, "apply")
     refused = call(first.out, options="--overwrite", out="first")
     said(refused.text)
     assert refused.code == 2
+
+
+def test_a_folder_with_the_name_of_a_data_set_is_told_how_to_be_named(tmp_path, call, said, monkeypatch):
+    monkeypatch.chdir(
+        write_files(tmp_path / "here", {f"digits/{path}": data for path, data in CLASSES.items()})
+    )
+    said(call("digits").text)
+    assert call("./digits", out="own").counts() == FOUR
 
 
 def fake_cifar(folder: Path, kind: type, classes: list[str], monkeypatch) -> None:

@@ -104,7 +104,9 @@ def test_stored_keys_are_read_without_a_lock(digits, monkeypatch):
 def test_keys_split_as_webdataset_splits_them():
     assert split_key("a.b/c.d.jpg") == ("a.b/c", "d.jpg")
     assert split_key("x/001.JPG") == ("x/001", "jpg")
-    for name in ("README", ".jpg", "x/.jpg", "__index__"):
+    # To webdataset, the key is "x/".
+    assert split_key("x/._1.jpg") == ("", "")
+    for name in ("README", ".jpg", "__index__"):
         key, extension = base_plus_ext(name)
         own = split_key(name)
         # webdataset has None where a file belongs to no sample, and skips __names__ before.
