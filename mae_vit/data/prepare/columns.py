@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest
+from mae_vit.core.messages import closest, plain_text
 from mae_vit.data.prepare.entries import SourceOptions
 from mae_vit.data.prepare.listing import shown
 
@@ -21,6 +22,7 @@ _SPLITS = ("split", "is_valid")
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 # Rows that decide which column names images.
 _LOOKED_AT = 50
+_EXCEL = re.compile(r"\Asep=.(?=\r?\n)", re.IGNORECASE)
 Cells = Mapping[str, str]
 Find = Callable[[str, int], Any]
 
@@ -43,10 +45,14 @@ class Columns(NamedTuple):
     split: str | None
 
     @property
+    def read(self) -> list[str]:
+        """The columns that are read."""
+        return [self.image, *self.bits, *filter(None, (self.label, self.split))]
+
+    @property
     def unread(self) -> list[str]:
         """The other columns' names."""
-        read = (self.image, self.label, self.split, *self.bits)
-        return [written for name, written in self.names.items() if name not in read]
+        return [written for name, written in self.names.items() if name not in self.read]
 
     def labels_of(self, row: Cells) -> list[str]:
         """Returns the labels in a row; [""] without one."""
@@ -123,7 +129,19 @@ def read_columns(
         )
     if labeled and not labels and not bits:
         raise InputError(f"table {table} has no column of labels, only {shown(names.values())}; add one")
-    return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
+    columns = Columns(names, images[0], labels[0] if labels else None, bits, split)
+    _check_lines(table, columns, rows)
+    return columns, rows
+
+
+def _check_lines(table: Path, columns: Columns, rows: Sequence[Cells]) -> None:
+    """Raises InputError for several lines in a cell that is read: a quote is not closed. Other cells may be texts."""
+    for cell in (row[name] for row in rows for name in columns.read):
+        if "\n" in cell:
+            begin = plain_text(cell.split("\n")[0].strip())
+            raise InputError(
+                f'table {table}: the cell that begins with "{begin} has several lines; close or remove its quote'
+            )
 
 
 def find_all(find: Find, names: Sequence[str]) -> list[Any]:
@@ -157,10 +175,14 @@ def _with_header(table: Path, find: Find) -> tuple[dict[str, str], list[dict[str
     indices = {name.lower(): index for index, name in enumerate(written) if name}
     if len(indices) < sum(map(bool, written)):
         raise InputError(f"table {table}: two columns have the same name ({shown(written)}); rename one")
+    if longer := next((row for row in rows if any(row[len(first) :])), None):
+        raise InputError(
+            f"table {table}: the line {plain_text(', '.join(longer))} has more cells than the first line; put quotes "
+            '(") around a cell that contains a comma or another separator'
+        )
     cells = [
         {name: row[index] if index < len(row) else "" for name, index in indices.items()}
         for row in [*([first] if headless else []), *rows]
-        if any(row)
     ]
     return {name: written[index] for name, index in indices.items()}, cells, headless
 
@@ -169,21 +191,26 @@ def read_lines(text: str, where: str, *, uneven: bool = False) -> list[list[str]
     """Returns the cells of each line of a text, which `where` names in errors.
 
     Tabs, semicolons or commas separate them, whichever the first line has most; or blanks, if all lines have as many or
-    the text may be `uneven`, as a list below a comment.
+    the text may be `uneven`, as a list below a comment. Empty lines, and Excel's line sep=; above all, are no rows.
 
     Raises:
         InputError: if it is no such text.
     """
-    first = text.partition("\n")[0]
+    text = _EXCEL.sub("", text)
+    first = text.lstrip("\r\n").partition("\n")[0]
     delimiter = max("\t", ";", ",", key=first.count)
     counts = {len(line.split()) for line in text.splitlines() if line.strip()}
     if delimiter not in first and (uneven or len(counts) == 1):
         delimiter = " "
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    found, begin = list[list[str]](), 1
     try:
-        return [[cell.strip() for cell in line] for line in lines]
+        for line in lines:
+            found.append([cell.strip() for cell in line])
+            begin = lines.line_num + 1
     except csv.Error as error:
-        raise InputError(f"{where}line {lines.line_num} cannot be read: {error}") from None
+        raise InputError(f'{where}line {begin} cannot be read ({error}); is a quote (") missing?') from None
+    return list(filter(any, found))
 
 
 def _asked(table: Path, names: Cells, asked: str, option: str) -> str:
