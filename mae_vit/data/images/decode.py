@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import simplejpeg
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, what_is
@@ -46,7 +46,7 @@ _FORMATS = tuple(_EXTENSIONS)
 # MPO is a JPEG with further images behind the first. Pillow's JPEG plugin detects it.
 _EXTENSIONS["MPO"] = "jpg"
 _PNG_DEPTH_AT = 24
-_TIFF_BITS_PER_SAMPLE = 258
+_TIFF_BITS_PER_SAMPLE, _TIFF_EXTRA_SAMPLES = 258, 338
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,16 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
         check_png(data)
     raster = open_raster(data) if is_tiff(data) else None
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
-        if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
-            raise DecodeError(f"{raster.kind}, but 8-bit gray or RGB is expected")
+        if raster is not None:
+            # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
+            count, deep = 3 if image.mode.startswith("RGB") else 1, raster.pixels
+            if len(deep) != count or deep.dtype.name not in ("uint16", "int16") or deep.min() < 0:
+                raise DecodeError(f"{raster.kind}, but 8-bit gray or RGB is expected")
+            # It misreads planes of 16 bits and white as zero. It divides colors by transparency that they contain.
+            if getattr(image, "tag_v2", {}).get(_TIFF_EXTRA_SAMPLES) != (1,):
+                upper = pillow_image((deep >> 8).astype(np.uint8))
+                upper.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
+                return pixels_of(ImageOps.exif_transpose(upper), channels)
         if image.width * image.height > MAX_PIXELS:
             raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
         image.load()
@@ -197,6 +204,11 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
     # Pillow copies even when it converts to the same mode.
     pixels = np.array(image if image.mode == mode else image.convert(mode))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def pillow_image(pixels: np.ndarray) -> Image.Image:
+    """Returns uint8 (C, H, W), gray or RGB, as an image of Pillow."""
+    return Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
 
 
 def decode_mask(data: bytes) -> np.ndarray:

@@ -19,7 +19,15 @@ from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
 from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import DecodeError, Header, decode, header_of, pixels_of, read_header
+from mae_vit.data.images.decode import (
+    DecodeError,
+    Header,
+    decode,
+    header_of,
+    pillow_image,
+    pixels_of,
+    read_header,
+)
 
 DEFAULT_QUALITY = 90
 # EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).
@@ -112,11 +120,6 @@ def as_photograph(raster: Raster) -> bytes | None:
     stream = io.BytesIO()
     pillow_image(raster.pixels).save(stream, "png")
     return stream.getvalue()
-
-
-def pillow_image(pixels: np.ndarray) -> Image.Image:
-    """Returns uint8 (C, H, W), gray or RGB, as an image of Pillow."""
-    return Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
 
 
 def _smaller(size: Sequence[int], resize: int) -> tuple[int, int]:
