@@ -120,6 +120,16 @@ def dicom(
     return stream.getvalue()
 
 
+def sequence(items: list[dict]) -> pydicom.Sequence:
+    """Writes nested lists of tags as DICOM's sequences."""
+    made = pydicom.Sequence()
+    for item in items:
+        made.append(pydicom.Dataset())
+        for name, value in item.items():
+            setattr(made[-1], name, sequence(value) if isinstance(value, list) else value)
+    return made
+
+
 def make_files() -> list[BandFile]:
     """Returns all files."""
     wide = values(13, "uint16")
@@ -131,6 +141,10 @@ def make_files() -> list[BandFile]:
     taken = refuse = BandFile
     rgb8, rgb16 = byte[:3], wide[:3]
     gdal = '<GDALMetadata><Item name="DESCRIPTION" sample="{}" role="description">{}</Item></GDALMetadata>'
+    groups = [
+        {"PixelValueTransformationSequence": [{"RescaleSlope": 1, "RescaleIntercept": n}]} for n in (-1024, 9)
+    ]
+    shared, differing = [sequence(groups[:1]), sequence(groups)]
     names = "".join(gdal.format(n, name)[14:-15] for n, name in enumerate(("B4", "B3", "B2")))
     described = [(42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>", True), (42113, "s", 0, "0", True)]
     # Six gradients in different directions: like pictures, smooth along each row of 28 pixels and unlike each other.
@@ -195,6 +209,8 @@ def make_files() -> list[BandFile]:
         taken("DICOM, Hounsfield units by slope 1 and intercept -1024", "dcm",
               dicom(wide[:1], RescaleSlope=1, RescaleIntercept=-1024), "1xint16",
               (wide[:1].astype(np.int32) - 1024).astype(np.int16)),
+        taken("DICOM, 2 frames, intercept -1024 of both", "dcm", dicom(wide[:2], SharedFunctionalGroupsSequence=shared),
+              "2xint16", (wide[:2].astype(np.int32) - 1024).astype(np.int16)),
         taken("DICOM, slope 0.5", "dcm", dicom(wide[:1], RescaleSlope=0.5, RescaleIntercept=0), "1xfloat32",
               wide[:1] * np.float32(0.5)),
         taken("DICOM, MONOCHROME1 of 12 bits, inverted", "dcm", dicom(wide[:1], bits=12, color="MONOCHROME1"),
@@ -230,6 +246,8 @@ def make_files() -> list[BandFile]:
                why='infinite values in band "band'),
         refuse("DICOM of palette colors", "dcm", dicom(byte[:1], color="PALETTE COLOR"),
                why="DICOM of PALETTE COLOR"),
+        refuse("DICOM, 2 frames of different units", "dcm",
+               dicom(wide[:2], PerFrameFunctionalGroupsSequence=differing), why="its frames differ in RescaleSlope"),
         refuse("DICOM without pixels", "dcm", dicom(byte[:1]).replace(b"\xe0\x7f\x10\x00", b"\xe1\x7f\x10\x00"),
                why="the DICOM file contains no image"),
     ]  # fmt: skip
