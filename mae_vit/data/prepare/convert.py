@@ -21,8 +21,8 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import DecodeError, decode, pillow_image, read_header
-from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, take_bands
+from mae_vit.data.images.decode import DecodeError, decode, read_header
+from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, pillow_image, take_bands
 from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, nodata_for
 from mae_vit.data.prepare.entries import Entry, raise_if_passing
 from mae_vit.runtime.cores import cores_of_rank

@@ -79,17 +79,16 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
             )
         if told := columns.split_of(row):
             splits[path] = split_told(told)
-    if len({entry.split for entry in source.entries}) > 1:
-        splits = {}  # folders tell the splits
+    notes = list(source.notes)
+    if len({entry.split for entry in source.entries}) > 1 and splits:
+        notes.append(f"read the splits from the folders of {source.name}, not from {file.name}")
+        splits = {}
     entries = [
         replace(entry, class_name=labels.get(entry.path), split=splits.get(entry.path, entry.split))
         for entry in source.entries
     ]
     without = [entry.path for entry in entries if entry.class_name is None]
-    notes = [
-        *source.notes,
-        f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}",
-    ]
+    notes.append(f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}")
     if unknown := [path for path in lost if not names.are_several(path)]:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"

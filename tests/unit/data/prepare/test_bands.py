@@ -67,6 +67,7 @@ def test_bands_are_chosen_and_ordered(call, choice, indices):
 REFUSED = [
     "--bands 14", "--bands nir", "--bands 1,1", "--scale 5,1", "--nodata x", "--nodata 0.5", "--window 40,0",
     "--window 40,4 --scale none", "--take 13xfloat64", "--take 8-bit", "--take 5xuint16", "--exclude .",
+    "--take 8-bit --nodata 0",
 ]  # fmt: skip
 
 
