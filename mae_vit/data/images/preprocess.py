@@ -182,10 +182,13 @@ def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list
 
 def _clipped(pixels: np.ndarray, window: tuple[float, float], nodata: float | None) -> np.ndarray:
     low, high = window
+    step = float(abs(np.spacing(pixels.dtype.type(nodata or 0)))) if pixels.dtype.kind == "f" else 1
     if pixels.dtype.kind != "f":
         limits = np.iinfo(pixels.dtype)
         low, high = max(np.ceil(low), limits.min), min(np.floor(high), limits.max)
         if low >= high:
             raise DecodeError(f"--window contains no values of {pixels.dtype.name}; give a wider one")
+    # A value that is clipped does not become a missing one.
+    low, high = low + step * (low == nodata), high - step * (high == nodata)
     clipped = np.clip(pixels, pixels.dtype.type(low), pixels.dtype.type(high))
     return clipped if nodata is None else np.where(pixels == pixels.dtype.type(nodata), pixels, clipped)

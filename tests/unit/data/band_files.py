@@ -145,6 +145,10 @@ def make_files() -> list[BandFile]:
         {"PixelValueTransformationSequence": [{"RescaleSlope": 1, "RescaleIntercept": n}]} for n in (-1024, 9)
     ]
     shared, differing = [sequence(groups[:1]), sequence(groups)]
+    black, stream = byte[:1] > 99, io.BytesIO()
+    first, second = (Image.fromarray(page) for page in (black[0], ~black[0]))
+    first.save(stream, "tiff", save_all=True, append_images=[second], compression="group4")
+    fax = stream.getvalue()
     names = "".join(gdal.format(n, name)[14:-15] for n, name in enumerate(("B4", "B3", "B2")))
     described = [(42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>", True), (42113, "s", 0, "0", True)]
     # Six gradients in different directions: like pictures, smooth along each row of 28 pixels and unlike each other.
@@ -191,6 +195,7 @@ def make_files() -> list[BandFile]:
         taken("TIFF, 3 x float16", "tif", tiff(gaps.astype(np.float16)), "3xfloat16", gaps.astype(np.float16)),
         taken("TIFF, RGB uint8", "tif", chunky(rgb8, photometric="rgb"), "8-bit", rgb8),
         taken("TIFF, gray uint8", "tif", tiff(byte[0]), "8-bit", byte[:1]),
+        taken("TIFF, 2 pages of 1 bit, of which the first is used", "tif", fax, "8-bit", np.uint8(255) * black),
         taken("NPY (C, H, W), uint16", "npy", npy(wide), "13xuint16", wide),
         taken("NPY (H, W, C), uint16", "npy", npy(wide.transpose(1, 2, 0)), "13xuint16", wide),
         taken("NPY (H, W), long, W a square", "npy", npy(ramp), "1xuint16", ramp[None]),

@@ -131,6 +131,17 @@ def test_a_window_clips_and_is_the_scale(call):
     np.testing.assert_array_equal(stored(result, "a"), np.clip(scan.astype(np.int64) - 1024, -160, 240))
 
 
+@pytest.mark.parametrize(
+    ("nodata", "dtype"), [(0, "int16"), (100, "int16"), (0, "float32"), (100, "float32")]
+)
+def test_clipped_values_are_not_missing(call, nodata, dtype):
+    """Even if the missing value is an end of the window."""
+    array = np.arange(-300, 300, dtype=dtype).reshape(1, 20, 30)
+    result = call({"1.npy": npy(array)}, options=f"--window 50,100 --nodata {nodata}")
+    assert result.dataset.band_table.nodata_share == [0.001667]
+    np.testing.assert_allclose(stored(result, "1"), array.clip(0, 100), atol=1)
+
+
 def test_dicom_with_a_viewer_and_in_a_table_are_the_images(tmp_path, call, said):
     scans = {f"CT/IMG{n}": dicom(values(1, "uint16", 0, 3000)) for n in range(3)}
     result = call(scans | {"VIEWER/LOGO.PNG": PHOTO, "DICOMDIR": scans["CT/IMG0"]})
