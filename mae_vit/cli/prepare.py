@@ -302,11 +302,9 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         else:
             sources = find_sources(specs, options)
         splits = sorted({entry.split for source in sources for entry in source.entries})
-        if arguments.split not in (arguments.parser.get_default("split"), *splits):
-            raise InputError(
-                f"--split {arguments.split} has no effect: names of folders or files, or a column, say the split "
-                f"({', '.join(splits)}); leave it out, or rename them"
-            )
+        if arguments.split not in ("train", *splits):
+            told = f"names or a column of the sources say {', '.join(splits)}"
+            raise InputError(f"--split {arguments.split} has no effect: {told}; leave it out, or rename them")
         if arguments.masks:
             segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
             sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]

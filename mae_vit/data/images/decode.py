@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -119,7 +119,7 @@ def read_header(data: bytes) -> Header:
         assert raster is not None
         count, height, width = raster.pixels.shape
         return Header(raster.extension, height, width, count == 1)
-    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+    with _opened(data) as image:
         return replace(header_of(image), notes=_notes(image, data))
 
 
@@ -169,7 +169,7 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
     raster = open_raster(data) if is_tiff(data) else None
-    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+    with _opened(data) as image:
         if raster is not None:
             # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
             count, deep = 3 if image.mode.startswith("RGB") else 1, raster.pixels
@@ -180,8 +180,6 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
                 upper = pillow_image((deep >> 8).astype(np.uint8))
                 upper.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
                 return pixels_of(ImageOps.exif_transpose(upper), channels)
-        if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
         image.load()
         return pixels_of(image, channels)
 
@@ -219,9 +217,7 @@ def decode_mask(data: bytes) -> np.ndarray:
     if not data.startswith(PNG_MAGIC):
         raise DecodeError("not a PNG; write masks as PNG with one channel or a palette")
     check_png(data)
-    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
+    with _opened(data, ("PNG",)) as image:
         # Pillow stretches gray values of 2 and 4 bits to 0..255.
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             raise DecodeError(f"a {image.mode} image; write masks with one channel or a palette")
@@ -249,12 +245,15 @@ def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _pillow_errors(data: bytes) -> Iterator[None]:
-    """Turns every error of Pillow's parsers on damaged bytes into a DecodeError."""
+def _opened(data: bytes, formats: Sequence[str] = _FORMATS) -> Iterator[Image.Image]:
+    """Opens an image by Pillow; turns every error of its parsers on damaged bytes into a DecodeError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            with Image.open(io.BytesIO(data), formats=formats) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
+                yield image
     except DecodeError:
         raise
     except Exception as error:

@@ -18,16 +18,8 @@ from mae_vit.core.messages import nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
-from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import (
-    DecodeError,
-    Header,
-    decode,
-    header_of,
-    pillow_image,
-    pixels_of,
-    read_header,
-)
+from mae_vit.data.images.bounds import DecodeError, Raster
+from mae_vit.data.images.decode import Header, decode, header_of, pillow_image, pixels_of, read_header
 
 DEFAULT_QUALITY = 90
 # EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ _SPLITS = ("split", "is_valid")
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 # Rows that decide which column names images.
 _LOOKED_AT = 50
-_EXCEL = re.compile(r"\Asep=.(?=\r?\n)", re.IGNORECASE)
 Cells = Mapping[str, str]
 Find = Callable[[str, int], Any]
 
@@ -45,14 +43,10 @@ class Columns(NamedTuple):
     split: str | None
 
     @property
-    def read(self) -> list[str]:
-        """The columns that are read."""
-        return [self.image, *self.bits, *filter(None, (self.label, self.split))]
-
-    @property
     def unread(self) -> list[str]:
         """The other columns' names."""
-        return [written for name, written in self.names.items() if name not in self.read]
+        read = (self.image, self.label, self.split, *self.bits)
+        return [written for name, written in self.names.items() if name not in read]
 
     def labels_of(self, row: Cells) -> list[str]:
         """Returns the labels in a row; [""] without one."""
@@ -129,19 +123,7 @@ def read_columns(
         )
     if labeled and not labels and not bits:
         raise InputError(f"table {table} has no column of labels, only {shown(names.values())}; add one")
-    columns = Columns(names, images[0], labels[0] if labels else None, bits, split)
-    _check_lines(table, columns, rows)
-    return columns, rows
-
-
-def _check_lines(table: Path, columns: Columns, rows: Sequence[Cells]) -> None:
-    """Raises InputError for several lines in a cell that is read: a quote is not closed. Other cells may be texts."""
-    for cell in (row[name] for row in rows for name in columns.read):
-        if "\n" in cell:
-            begin = plain_text(cell.split("\n")[0].strip())
-            raise InputError(
-                f'table {table}: the cell that begins with "{begin} has several lines; close or remove its quote'
-            )
+    return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
 
 
 def find_all(find: Find, names: Sequence[str]) -> list[Any]:
@@ -172,19 +154,16 @@ def _with_header(table: Path, find: Find) -> tuple[dict[str, str], list[dict[str
         user_files.is_image(cell) or (one is not None and below is not None) for cell, one, below in pairs
     )
     written = [str(number) for number in range(1, len(first) + 1)] if headless else first
-    indices = {name.lower(): index for index, name in enumerate(written) if name}
-    if len(indices) < sum(map(bool, written)):
+    names = {name.lower(): name for name in written if name}
+    if len(names) < sum(map(bool, written)):
         raise InputError(f"table {table}: two columns have the same name ({shown(written)}); rename one")
     if longer := next((row for row in rows if any(row[len(first) :])), None):
         raise InputError(
             f"table {table}: the line {plain_text(', '.join(longer))} has more cells than the first line; put quotes "
             '(") around a cell that contains a comma or another separator'
         )
-    cells = [
-        {name: row[index] if index < len(row) else "" for name, index in indices.items()}
-        for row in [*([first] if headless else []), *rows]
-    ]
-    return {name: written[index] for name, index in indices.items()}, cells, headless
+    columns, rows = [name.lower() for name in written], [first, *rows] if headless else rows
+    return names, [dict(zip_longest(columns, row, fillvalue="")) for row in rows], headless
 
 
 def read_lines(text: str, where: str, *, uneven: bool = False) -> list[list[str]]:
@@ -196,21 +175,18 @@ def read_lines(text: str, where: str, *, uneven: bool = False) -> list[list[str]
     Raises:
         InputError: if it is no such text.
     """
-    text = _EXCEL.sub("", text)
     first = text.lstrip("\r\n").partition("\n")[0]
     delimiter = max("\t", ";", ",", key=first.count)
     counts = {len(line.split()) for line in text.splitlines() if line.strip()}
     if delimiter not in first and (uneven or len(counts) == 1):
         delimiter = " "
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
-    found, begin = list[list[str]](), 1
     try:
-        for line in lines:
-            found.append([cell.strip() for cell in line])
-            begin = lines.line_num + 1
+        cells = ([cell.strip() for cell in line] for line in lines)
+        return [line for line in cells if any(line) and line[0] != "sep="]
     except csv.Error as error:
-        raise InputError(f'{where}line {begin} cannot be read ({error}); is a quote (") missing?') from None
-    return list(filter(any, found))
+        missing = f'is a quote (") missing there or above? ({error})'
+        raise InputError(f"{where}line {lines.line_num} cannot be read; {missing}") from None
 
 
 def _asked(table: Path, names: Cells, asked: str, option: str) -> str:

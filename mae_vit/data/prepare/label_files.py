@@ -104,17 +104,20 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
 
 def _check_labels(file: Path, labels: Collection[str]) -> None:
     """Raises InputError for labels that are several classes, or measurements."""
-    fractions = [
+    if fractions := [
         label for label in labels if _FRACTION.fullmatch(label) and label_number(label.encode()) is None
-    ]
-    if fractions:
+    ]:
         raise InputError(
             f"--labels {file} has numbers with fractions, such as {min(fractions)}, but only classes are "
             "predicted; group ranges of values into classes"
         )
     for label in labels:
         parts = _JOINS.split(label)
-        if no_single_label(label.encode()) or (len(parts) > 1 and not set(parts).isdisjoint(labels)):
+        if (
+            "\n" in label
+            or no_single_label(label.encode())
+            or (len(parts) > 1 and not set(parts).isdisjoint(labels))
+        ):
             raise InputError(
                 f'--labels {file} has several labels in one cell, "{plain_text(label)}"; {_ONE_CLASS}'
             )

@@ -22,7 +22,6 @@ from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.shards.dataset_json import Segmentation
 
 _ID_AND_NAME = re.compile(r"(\d{1,5}):\s*(.+)")
-_MAX_ID = 0xFFFF  # of masks of 16 bits
 
 
 def read_classes(path: Path, ignore: int) -> Segmentation:
@@ -36,10 +35,8 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
     matches = [_ID_AND_NAME.fullmatch(line.strip()) for line in lines if line.strip()]
     ids = [(int(match[1]), match[2]) for match in matches if match]
     numbers = sorted(number for number, _ in ids)
-    if wrong := [one for one, after in pairwise([*numbers, -1]) if one == after or one > _MAX_ID]:
-        raise InputError(
-            f"--mask-classes {path}: id {wrong[0]} is given twice or above {_MAX_ID}; correct it"
-        )
+    if wrong := [one for one, after in pairwise([*numbers, -1]) if one == after or one > 0xFFFF]:
+        raise InputError(f"--mask-classes {path}: id {wrong[0]} is given twice or above 65535; correct it")
     pairs = ids if len(ids) == len(matches) else enumerate(lines)
     names = {number: name.strip() for number, name in pairs if number != ignore and name.strip()}
     if len(names) < 2 or len(set(names.values())) < len(names):

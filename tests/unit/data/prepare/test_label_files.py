@@ -129,10 +129,11 @@ def test_labels_of_held_out_images_alone(labeled):
         "",
         "path,label\n",
         "x.jpg,cat",
+        'image,label\na/0.jpg,cat\na/1.jpg,"dog\na/2.jpg,cat"\n',
     ],
     ids=[
         *("joined", "again", "several ones", "numbers", "no image", "two columns", "no labels", "empty"),
-        *("names alone", "one line without an image"),
+        *("names alone", "one line without an image", "a quote"),
     ],
 )
 def test_what_is_no_class_of_an_image_is_one_line(labeled, said, table):
