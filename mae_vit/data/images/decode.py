@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -245,7 +245,7 @@ def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _opened(data: bytes, formats: Sequence[str] = _FORMATS) -> Iterator[Image.Image]:
+def _opened(data: bytes, formats: tuple[str, ...] = _FORMATS) -> Iterator[Image.Image]:
     """Opens an image by Pillow; turns every error of its parsers on damaged bytes into a DecodeError."""
     try:
         with warnings.catch_warnings():
