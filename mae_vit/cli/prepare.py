@@ -199,7 +199,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"{last} is the only path; give the sources, then the output folder (see --help)")
     if arguments.holdout == 1:
         raise InputError("--holdout 1: must be below 1, since no training images would be left")
-    useless = _without_effect(sources, options)
+    useless = _without_effect(sources, options, arguments.take)
     if found := sorted(options & useless.keys()):
         raise InputError(f"{found[0]} has no effect {useless[found[0]]}; leave it out")
     if "--labels" in options and (len(sources) > 1 or sources[0] in DATASETS):
@@ -214,7 +214,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--masks needs exactly one source, a folder of images")
 
 
-def _without_effect(sources: Sequence[str], options: Set[str]) -> dict[str, str]:
+def _without_effect(sources: Sequence[str], options: Set[str], take: str | None) -> dict[str, str]:
     """Returns options that have no effect on these sources or with the other options, each with the reason."""
     from mae_vit.data.prepare.sources.downloads import DATASETS
 
@@ -236,7 +236,9 @@ def _without_effect(sources: Sequence[str], options: Set[str]) -> dict[str, str]
         useless["--class-folder"] = "with --labels"
     if "--no-labels" in options:
         useless |= dict.fromkeys(("--class-folder", "--label-column", "--labels"), "with --no-labels")
-    if "--window" in options:
+    if take == "8-bit":
+        useless |= dict.fromkeys(("--bands", "--scale", "--nodata", "--window"), "with --take 8-bit")
+    elif "--window" in options:
         useless["--scale"] = "with --window, which sets it"
     return useless
 
@@ -290,6 +292,10 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             sources = [first]
         else:
             sources = find_sources(specs, options)
+        splits = sorted({entry.split for source in sources for entry in source.entries})
+        if arguments.split not in ("train", *splits):
+            told = f"names or a column of the sources say {', '.join(splits)}"
+            raise InputError(f"--split {arguments.split} has no effect: {told}; leave it out, or rename them")
         if arguments.masks:
             segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
             sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import simplejpeg
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, what_is
@@ -46,7 +46,7 @@ _FORMATS = tuple(_EXTENSIONS)
 # MPO is a JPEG with further images behind the first. Pillow's JPEG plugin detects it.
 _EXTENSIONS["MPO"] = "jpg"
 _PNG_DEPTH_AT = 24
-_TIFF_BITS_PER_SAMPLE = 258
+_TIFF_BITS_PER_SAMPLE, _TIFF_EXTRA_SAMPLES = 258, 338
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def read_header(data: bytes) -> Header:
         assert raster is not None
         count, height, width = raster.pixels.shape
         return Header(raster.extension, height, width, count == 1)
-    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+    with _opened(data) as image:
         return replace(header_of(image), notes=_notes(image, data))
 
 
@@ -169,12 +169,17 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
     raster = open_raster(data) if is_tiff(data) else None
-    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
-        if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
-            raise DecodeError(f"{raster.kind}, but 8-bit gray or RGB is expected")
-        if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
+    with _opened(data) as image:
+        if raster is not None:
+            # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
+            count, deep = 3 if image.mode.startswith("RGB") else 1, raster.pixels
+            if len(deep) != count or deep.dtype.name not in ("uint16", "int16") or deep.min() < 0:
+                raise DecodeError(f"{raster.kind}, but 8-bit gray or RGB is expected")
+            # It misreads planes of 16 bits and white as zero. It divides colors by transparency that they contain.
+            if getattr(image, "tag_v2", {}).get(_TIFF_EXTRA_SAMPLES) != (1,):
+                upper = pillow_image((deep >> 8).astype(np.uint8))
+                upper.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
+                return pixels_of(ImageOps.exif_transpose(upper), channels)
         image.load()
         return pixels_of(image, channels)
 
@@ -199,6 +204,11 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def pillow_image(pixels: np.ndarray) -> Image.Image:
+    """Returns uint8 (C, H, W), gray or RGB, as an image of Pillow."""
+    return Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
+
+
 def decode_mask(data: bytes) -> np.ndarray:
     """Decodes a mask: a PNG of one channel of 8 or 16 bits, or with a palette, whose numbers are class ids.
 
@@ -207,9 +217,7 @@ def decode_mask(data: bytes) -> np.ndarray:
     if not data.startswith(PNG_MAGIC):
         raise DecodeError("not a PNG; write masks as PNG with one channel or a palette")
     check_png(data)
-    with _pillow_errors(data), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
+    with _opened(data, ("PNG",)) as image:
         # Pillow stretches gray values of 2 and 4 bits to 0..255.
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             raise DecodeError(f"a {image.mode} image; write masks with one channel or a palette")
@@ -237,12 +245,15 @@ def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _pillow_errors(data: bytes) -> Iterator[None]:
-    """Turns every error of Pillow's parsers on damaged bytes into a DecodeError."""
+def _opened(data: bytes, formats: tuple[str, ...] = _FORMATS) -> Iterator[Image.Image]:
+    """Opens an image by Pillow; turns every error of its parsers on damaged bytes into a DecodeError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            with Image.open(io.BytesIO(data), formats=formats) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
+                yield image
     except DecodeError:
         raise
     except Exception as error:

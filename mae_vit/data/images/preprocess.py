@@ -18,8 +18,8 @@ from mae_vit.core.messages import nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
-from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import DecodeError, Header, decode, header_of, pixels_of, read_header
+from mae_vit.data.images.bounds import DecodeError, Raster
+from mae_vit.data.images.decode import Header, decode, header_of, pillow_image, pixels_of, read_header
 
 DEFAULT_QUALITY = 90
 # EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).
@@ -114,11 +114,6 @@ def as_photograph(raster: Raster) -> bytes | None:
     return stream.getvalue()
 
 
-def pillow_image(pixels: np.ndarray) -> Image.Image:
-    """Returns uint8 (C, H, W), gray or RGB, as an image of Pillow."""
-    return Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
-
-
 def _smaller(size: Sequence[int], resize: int) -> tuple[int, int]:
     scale = resize / min(size)
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -179,10 +174,13 @@ def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list
 
 def _clipped(pixels: np.ndarray, window: tuple[float, float], nodata: float | None) -> np.ndarray:
     low, high = window
+    step = float(abs(np.spacing(pixels.dtype.type(nodata or 0)))) if pixels.dtype.kind == "f" else 1
     if pixels.dtype.kind != "f":
         limits = np.iinfo(pixels.dtype)
         low, high = max(np.ceil(low), limits.min), min(np.floor(high), limits.max)
         if low >= high:
             raise DecodeError(f"--window contains no values of {pixels.dtype.name}; give a wider one")
+    # A value that is clipped does not become a missing one.
+    low, high = low + step * (low == nodata), high - step * (high == nodata)
     clipped = np.clip(pixels, pixels.dtype.type(low), pixels.dtype.type(high))
     return clipped if nodata is None else np.where(pixels == pixels.dtype.type(nodata), pixels, clipped)

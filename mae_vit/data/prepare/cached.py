@@ -108,8 +108,8 @@ def _state_of(source: Path) -> tuple[str, int]:
     if is_table(source):
         files += [row.file for row in read_table(source)[0] if row.file]
     for file in files:
-        # Operating systems write hidden files when a folder is only viewed.
-        if is_hidden(name := os.fspath(file)[top:].lstrip("/")):
+        # Operating systems write hidden files when a folder is only viewed. A table names its files.
+        if is_hidden(name := os.fspath(file)[top:].lstrip("/")) and source.is_dir():
             continue
         try:
             status = file.stat()

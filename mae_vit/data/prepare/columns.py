@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest
+from mae_vit.core.messages import closest, plain_text
 from mae_vit.data.prepare.entries import SourceOptions
 from mae_vit.data.prepare.listing import shown
 
@@ -154,36 +154,39 @@ def _with_header(table: Path, find: Find) -> tuple[dict[str, str], list[dict[str
         user_files.is_image(cell) or (one is not None and below is not None) for cell, one, below in pairs
     )
     written = [str(number) for number in range(1, len(first) + 1)] if headless else first
-    indices = {name.lower(): index for index, name in enumerate(written) if name}
-    if len(indices) < sum(map(bool, written)):
+    names = {name.lower(): name for name in written if name}
+    if len(names) < sum(map(bool, written)):
         raise InputError(f"table {table}: two columns have the same name ({shown(written)}); rename one")
-    cells = [
-        {name: row[index] if index < len(row) else "" for name, index in indices.items()}
-        for row in [*([first] if headless else []), *rows]
-        if any(row)
-    ]
-    return {name: written[index] for name, index in indices.items()}, cells, headless
+    if longer := next((row for row in rows if any(row[len(first) :])), None):
+        raise InputError(
+            f"table {table}: the line {plain_text(', '.join(longer))} has more cells than the first line; put quotes "
+            '(") around a cell that contains a comma or another separator'
+        )
+    columns, rows = [name.lower() for name in written], [first, *rows] if headless else rows
+    return names, [dict(zip_longest(columns, row, fillvalue="")) for row in rows], headless
 
 
 def read_lines(text: str, where: str, *, uneven: bool = False) -> list[list[str]]:
     """Returns the cells of each line of a text, which `where` names in errors.
 
     Tabs, semicolons or commas separate them, whichever the first line has most; or blanks, if all lines have as many or
-    the text may be `uneven`, as a list below a comment.
+    the text may be `uneven`, as a list below a comment. Empty lines, and Excel's line sep=; above all, are no rows.
 
     Raises:
         InputError: if it is no such text.
     """
-    first = text.partition("\n")[0]
+    first = text.lstrip("\r\n").partition("\n")[0]
     delimiter = max("\t", ";", ",", key=first.count)
     counts = {len(line.split()) for line in text.splitlines() if line.strip()}
     if delimiter not in first and (uneven or len(counts) == 1):
         delimiter = " "
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
-        return [[cell.strip() for cell in line] for line in lines]
+        cells = ([cell.strip() for cell in line] for line in lines)
+        return [line for line in cells if any(line) and line[0] != "sep="]
     except csv.Error as error:
-        raise InputError(f"{where}line {lines.line_num} cannot be read: {error}") from None
+        missing = f'is a quote (") missing there or above? ({error})'
+        raise InputError(f"{where}line {lines.line_num} cannot be read; {missing}") from None
 
 
 def _asked(table: Path, names: Cells, asked: str, option: str) -> str:

@@ -18,6 +18,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.core.progress import progress
+from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, decode, read_header
@@ -135,14 +136,16 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         DecodeError: if it is damaged, too large or no image.
         InputError: if a package is missing, or an option does not apply to bands.
     """
-    given = options.of_bands
-    if options.take != EIGHT_BIT:
+    given, raster = options.of_bands, None
+    photographs = options.take == EIGHT_BIT or not (given or options.in_place)
+    if options.take != EIGHT_BIT or is_dicom(data):
         # An option that concerns bands or their values reads 8-bit TIFF files as bands, too.
         raster = open_raster(data, every_band=any(name != "--take" for name in given))
-        photograph = None if raster is None or options.in_place or given else as_photograph(raster)
+        photograph = as_photograph(raster) if raster is not None and photographs else None
         if photograph is not None:
             image = convert(photograph, "png", options)
             return image if image.data is not None else replace(image, data=photograph)
+    if options.take != EIGHT_BIT:
         if raster is not None:
             return _convert_bands(raster, extension, options, {} if sums is None else sums)
         if given:

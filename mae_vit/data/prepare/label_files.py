@@ -79,17 +79,16 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
             )
         if told := columns.split_of(row):
             splits[path] = split_told(told)
-    if len({entry.split for entry in source.entries}) > 1:
-        splits = {}  # folders tell the splits
+    notes = list(source.notes)
+    if len({entry.split for entry in source.entries}) > 1 and splits:
+        notes.append(f"read the splits from the folders of {source.name}, not from {file.name}")
+        splits = {}
     entries = [
         replace(entry, class_name=labels.get(entry.path), split=splits.get(entry.path, entry.split))
         for entry in source.entries
     ]
     without = [entry.path for entry in entries if entry.class_name is None]
-    notes = [
-        *source.notes,
-        f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}",
-    ]
+    notes.append(f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}")
     if unknown := [path for path in lost if not names.are_several(path)]:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"
@@ -105,17 +104,20 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
 
 def _check_labels(file: Path, labels: Collection[str]) -> None:
     """Raises InputError for labels that are several classes, or measurements."""
-    fractions = [
+    if fractions := [
         label for label in labels if _FRACTION.fullmatch(label) and label_number(label.encode()) is None
-    ]
-    if fractions:
+    ]:
         raise InputError(
             f"--labels {file} has numbers with fractions, such as {min(fractions)}, but only classes are "
             "predicted; group ranges of values into classes"
         )
     for label in labels:
         parts = _JOINS.split(label)
-        if no_single_label(label.encode()) or (len(parts) > 1 and not set(parts).isdisjoint(labels)):
+        if (
+            "\n" in label
+            or no_single_label(label.encode())
+            or (len(parts) > 1 and not set(parts).isdisjoint(labels))
+        ):
             raise InputError(
                 f'--labels {file} has several labels in one cell, "{plain_text(label)}"; {_ONE_CLASS}'
             )

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,15 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
     """Reads class names, one a line: the first is that of id 0, or all are `ID: NAME`; the id `ignore` is no class.
 
     Raises:
-        InputError: if the file has fewer than two names, or repeats one.
+        InputError: if the file has fewer than two names, or repeats a name or an id.
         OSError: if it cannot be read.
     """
     lines = read_text(path).splitlines()
     matches = [_ID_AND_NAME.fullmatch(line.strip()) for line in lines if line.strip()]
     ids = [(int(match[1]), match[2]) for match in matches if match]
+    numbers = sorted(number for number, _ in ids)
+    if wrong := [one for one, after in pairwise([*numbers, -1]) if one == after or one > 0xFFFF]:
+        raise InputError(f"--mask-classes {path}: id {wrong[0]} is given twice or above 65535; correct it")
     pairs = ids if len(ids) == len(matches) else enumerate(lines)
     names = {number: name.strip() for number, name in pairs if number != ignore and name.strip()}
     if len(names) < 2 or len(set(names.values())) < len(names):

@@ -120,6 +120,16 @@ def dicom(
     return stream.getvalue()
 
 
+def sequence(items: list[dict]) -> pydicom.Sequence:
+    """Writes nested lists of tags as DICOM's sequences."""
+    made = pydicom.Sequence()
+    for item in items:
+        made.append(pydicom.Dataset())
+        for name, value in item.items():
+            setattr(made[-1], name, sequence(value) if isinstance(value, list) else value)
+    return made
+
+
 def make_files() -> list[BandFile]:
     """Returns all files."""
     wide = values(13, "uint16")
@@ -131,6 +141,14 @@ def make_files() -> list[BandFile]:
     taken = refuse = BandFile
     rgb8, rgb16 = byte[:3], wide[:3]
     gdal = '<GDALMetadata><Item name="DESCRIPTION" sample="{}" role="description">{}</Item></GDALMetadata>'
+    groups = [
+        {"PixelValueTransformationSequence": [{"RescaleSlope": 1, "RescaleIntercept": n}]} for n in (-1024, 9)
+    ]
+    shared, differing = [sequence(groups[:1]), sequence(groups)]
+    black, stream = byte[:1] > 99, io.BytesIO()
+    first, second = (Image.fromarray(page) for page in (black[0], ~black[0]))
+    first.save(stream, "tiff", save_all=True, append_images=[second], compression="group4")
+    fax = stream.getvalue()
     names = "".join(gdal.format(n, name)[14:-15] for n, name in enumerate(("B4", "B3", "B2")))
     described = [(42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>", True), (42113, "s", 0, "0", True)]
     # Six gradients in different directions: like pictures, smooth along each row of 28 pixels and unlike each other.
@@ -177,6 +195,7 @@ def make_files() -> list[BandFile]:
         taken("TIFF, 3 x float16", "tif", tiff(gaps.astype(np.float16)), "3xfloat16", gaps.astype(np.float16)),
         taken("TIFF, RGB uint8", "tif", chunky(rgb8, photometric="rgb"), "8-bit", rgb8),
         taken("TIFF, gray uint8", "tif", tiff(byte[0]), "8-bit", byte[:1]),
+        taken("TIFF, 2 pages of 1 bit, of which the first is used", "tif", fax, "8-bit", np.uint8(255) * black),
         taken("NPY (C, H, W), uint16", "npy", npy(wide), "13xuint16", wide),
         taken("NPY (H, W, C), uint16", "npy", npy(wide.transpose(1, 2, 0)), "13xuint16", wide),
         taken("NPY (H, W), long, W a square", "npy", npy(ramp), "1xuint16", ramp[None]),
@@ -195,6 +214,8 @@ def make_files() -> list[BandFile]:
         taken("DICOM, Hounsfield units by slope 1 and intercept -1024", "dcm",
               dicom(wide[:1], RescaleSlope=1, RescaleIntercept=-1024), "1xint16",
               (wide[:1].astype(np.int32) - 1024).astype(np.int16)),
+        taken("DICOM, 2 frames, intercept -1024 of both", "dcm", dicom(wide[:2], SharedFunctionalGroupsSequence=shared),
+              "2xint16", (wide[:2].astype(np.int32) - 1024).astype(np.int16)),
         taken("DICOM, slope 0.5", "dcm", dicom(wide[:1], RescaleSlope=0.5, RescaleIntercept=0), "1xfloat32",
               wide[:1] * np.float32(0.5)),
         taken("DICOM, MONOCHROME1 of 12 bits, inverted", "dcm", dicom(wide[:1], bits=12, color="MONOCHROME1"),
@@ -230,6 +251,8 @@ def make_files() -> list[BandFile]:
                why='infinite values in band "band'),
         refuse("DICOM of palette colors", "dcm", dicom(byte[:1], color="PALETTE COLOR"),
                why="DICOM of PALETTE COLOR"),
+        refuse("DICOM, 2 frames of different units", "dcm",
+               dicom(wide[:2], PerFrameFunctionalGroupsSequence=differing), why="its frames differ in RescaleSlope"),
         refuse("DICOM without pixels", "dcm", dicom(byte[:1]).replace(b"\xe0\x7f\x10\x00", b"\xe1\x7f\x10\x00"),
                why="the DICOM file contains no image"),
     ]  # fmt: skip

@@ -173,3 +173,13 @@ def test_a_table_of_paths_and_labels_is_a_source(photos, delimiter):
     assert sum(split.samples for split in read_dataset(folder).splits.values()) == 24
     (photos / "cat" / "001.jpg").write_bytes(encoded(picture(99)))
     assert resolve_data_path(str(table)).folder != folder
+
+
+def test_a_changed_image_of_a_table_is_read_anew(tmp_path):
+    """Also where its path without the table's is as short as a hidden file's name."""
+    images = {f"image_{n}.png": encoded(picture(n), "png") for n in range(4)}
+    rows = "\n".join(["path,label", *(f"{name},{n % 2}" for n, name in enumerate(images))])
+    source = write_files(tmp_path / "src", {**images, "tab.csv": rows.encode()})
+    folder = resolve_data_path(str(source / "tab.csv")).folder
+    (source / "image_0.png").write_bytes(encoded(picture(9), "png"))
+    assert resolve_data_path(str(source / "tab.csv")).folder != folder

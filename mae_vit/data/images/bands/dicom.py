@@ -21,6 +21,7 @@ _TAKEN = {
 _DEFLATED = b"1.2.840.10008.1.2.1.99"
 _META_WITHIN = 4096
 _GRAY = ("MONOCHROME1", "MONOCHROME2")
+_FRAME_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _INT16 = np.iinfo(np.int16)
 
 
@@ -92,8 +93,16 @@ def _read_gray(dataset: Any) -> Raster:
         notes.append("MONOCHROME1, inverted")
         largest = (1 << int(dataset.get("BitsStored", bits))) - 1
         values = (-1 - values if signed else largest - values).astype(stored)
-    slope = float(dataset.get("RescaleSlope", 1) or 1)
-    intercept = float(dataset.get("RescaleIntercept", 0) or 0)
+    # Enhanced files state units for all frames, or for each.
+    groups = [group for name in _FRAME_GROUPS for group in dataset.get(name) or ()]
+    stated = [item for group in groups for item in group.get("PixelValueTransformationSequence") or ()]
+    units = {
+        (float(item.get("RescaleSlope", 1) or 1), float(item.get("RescaleIntercept", 0) or 0))
+        for item in stated or [dataset]
+    }
+    if len(units) > 1:
+        raise DecodeError("its frames differ in RescaleSlope or RescaleIntercept; write each as an image")
+    ((slope, intercept),) = units
     if not (np.isfinite(slope) and np.isfinite(intercept)):
         raise DecodeError("its RescaleSlope or RescaleIntercept is not a number")
     if (slope, intercept) != (1, 0):

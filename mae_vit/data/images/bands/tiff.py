@@ -100,8 +100,9 @@ def _is_photograph(data: bytes) -> bool | None:
                 return True
             if samples != colors and (samples != colors + 1 or extra not in _TRANSPARENCY):
                 return False
-            # Pages of gray may be bands.
-            return samples > 1 or not (first.next or _IMAGEJ_IMAGES.search(first.get(_DESCRIPTION, "")))
+            # Pages of gray of 8 bits may be bands.
+            pages = first.next or _IMAGEJ_IMAGES.search(first.get(_DESCRIPTION, ""))
+            return samples > 1 or max(first.get(_BITS, (1,))) < 8 or not pages
     except Exception:  # Pillow's parser of damaged tags raises many types
         return None
 

@@ -106,8 +106,10 @@ def entries_from_paths(
     `wrapped` says that a single folder around all files is the archive's wrapper, no class.
 
     Raises:
-        InputError: if only some images of a split lie in class folders, or a class's name is invalid.
+        InputError: if a split's images lie only partly in class folders, a class's name is invalid, or for columns.
     """
+    if options.image_column or options.label_column:
+        raise InputError(f"{where} has images and no columns; leave --image-column and --label-column out")
     labels, split = options.labels, options.split
     asks = labels and options.class_folder is None
     wrappers = leave_out(files, PurePosixPath(name).name.partition(".")[0], labels=asks)

@@ -194,7 +194,7 @@ def _labels(shard: Tar, groups: Sequence[Group], asked: str | None) -> Iterator[
                 yield read_label(file.fileno(), *member)
             elif asked and "json" in group.fields:
                 value = _json(shard, group).get(asked)
-                if not isinstance(value, str | int | None):
+                if not isinstance(value, str | int | float | None):
                     raise InputError(
                         f"shard {shard.name}: {asked} of {group.key}.json is neither a number nor text; choose "
                         "another with --label-column"

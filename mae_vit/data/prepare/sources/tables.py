@@ -160,8 +160,9 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         split = user_files.split_told(split_text) if split_text else folder_split
         twice = (split, file) in label_of
         other = label_of.setdefault((split, file), name)
-        if other != name or (name and no_single_label(name.encode())):
-            both = f'"{other}" and "{name}"' if other != name else f'"{name}"'
+        # Lines in a label come of a quote that is not closed.
+        if other != name or (name and ("\n" in label or no_single_label(name.encode()))):
+            both = plain_text(f'"{other}" and "{name}"' if other != name else f'"{name}"')
             raise InputError(
                 f"table {table}: the label of {path} is {both}, not a single class; give one class for each image, "
                 "or use --no-labels"

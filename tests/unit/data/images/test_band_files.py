@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import tifffile
-from unit.data.band_files import make_files, npy
+from unit.data.band_files import make_files, npy, planes, tiff, values
 
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.decode import DecodeError, decode
@@ -54,6 +54,31 @@ def test_photographs_of_bands_are_not_cut_to_rgb():
         if file.extension == "tif" and file.kind in ("4xuint8", "4xuint16", "13xuint8"):
             with pytest.raises(DecodeError, match=file.kind):
                 decode(file.data, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"byteorder": ">"}], ids=str)
+def test_16_bits_are_reduced_however_they_are_stored(options):
+    """Pillow misreads planes, and white as zero."""
+    wide = values(4, "uint16", 0, 65535)
+    upper, gray, tags = (
+        wide[:3] >> 8,
+        tiff(wide[0], photometric="miniswhite", **options),
+        (274, "H", 1, 6, True),
+    )
+    clear = {"photometric": "rgb", "extrasamples": ["unassalpha"]}
+    for data in (planes(wide[:3], photometric="rgb", **options), planes(wide, **clear, **options)):
+        np.testing.assert_array_equal(decode(data, 3), upper)
+    turned = planes(wide[:3], photometric="rgb", extratags=[tags], **options)
+    np.testing.assert_array_equal(decode(turned, 3), np.rot90(upper, -1, axes=(1, 2)))
+    if "byteorder" not in options:  # of these Pillow does not read the header
+        np.testing.assert_array_equal(decode(gray, 1), (65535 - wide[:1]) >> 8)
+
+
+def test_photographs_of_dicom_are_8_bit():
+    for file in FILES:
+        if file.extension == "dcm" and file.kind == "8-bit":
+            taken, default = (convert(file.data, "dcm", Conversion(take=take)) for take in ("8-bit", None))
+            assert taken == default
 
 
 def npz_bomb(pixels: bytes) -> bytes:

@@ -67,6 +67,7 @@ def test_bands_are_chosen_and_ordered(call, choice, indices):
 REFUSED = [
     "--bands 14", "--bands nir", "--bands 1,1", "--scale 5,1", "--nodata x", "--nodata 0.5", "--window 40,0",
     "--window 40,4 --scale none", "--take 13xfloat64", "--take 8-bit", "--take 5xuint16", "--exclude .",
+    "--take 8-bit --nodata 0",
 ]  # fmt: skip
 
 
@@ -128,6 +129,17 @@ def test_a_window_clips_and_is_the_scale(call):
     result = call({"a.dcm": dicom(scan, RescaleSlope=1, RescaleIntercept=-1024)}, options="--window 40,400")
     assert result.dataset.bands == Bands(("band 1",), "int16", (-160,), (240,))
     np.testing.assert_array_equal(stored(result, "a"), np.clip(scan.astype(np.int64) - 1024, -160, 240))
+
+
+@pytest.mark.parametrize(
+    ("nodata", "dtype"), [(0, "int16"), (100, "int16"), (0, "float32"), (100, "float32")]
+)
+def test_clipped_values_are_not_missing(call, nodata, dtype):
+    """Even if the missing value is an end of the window."""
+    array = np.arange(-300, 300, dtype=dtype).reshape(1, 20, 30)
+    result = call({"1.npy": npy(array)}, options=f"--window 50,100 --nodata {nodata}")
+    assert result.dataset.band_table.nodata_share == [0.001667]
+    np.testing.assert_allclose(stored(result, "1"), array.clip(0, 100), atol=1)
 
 
 def test_dicom_with_a_viewer_and_in_a_table_are_the_images(tmp_path, call, said):

@@ -100,6 +100,16 @@ def test_an_archive_and_a_column_of_splits(labeled, tmp_path):
     assert sorted(result.images("val")) == ["a/0", "a/1"]
 
 
+def test_splits_of_folders_win_over_a_column(labeled, tmp_path):
+    write_files(
+        tmp_path / "split",
+        {path.replace("a/", "train/").replace("b/", "val/"): PHOTOS[path] for path, _ in ROWS},
+    )
+    result = labeled("image,label,split\ntrain/0.jpg,cat,val\nval/1.jpg,dog,train\n", source="split")
+    assert result.counts() == "train: cat 1, - 1 | val: dog 1, - 1"
+    assert "read the splits from the folders of split, not from labels.csv" in result.text
+
+
 def test_labels_of_held_out_images_alone(labeled):
     result = labeled("image,label,split\n" + "".join(f"{p},{c},val\n" for p, c in ROWS))
     assert labels_of(result) == {}
@@ -119,10 +129,11 @@ def test_labels_of_held_out_images_alone(labeled):
         "",
         "path,label\n",
         "x.jpg,cat",
+        'image,label\na/0.jpg,cat\na/1.jpg,"dog\na/2.jpg,cat"\n',
     ],
     ids=[
         *("joined", "again", "several ones", "numbers", "no image", "two columns", "no labels", "empty"),
-        *("names alone", "one line without an image"),
+        *("names alone", "one line without an image", "a quote"),
     ],
 )
 def test_what_is_no_class_of_an_image_is_one_line(labeled, said, table):

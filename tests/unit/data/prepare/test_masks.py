@@ -157,9 +157,12 @@ def test_masks_of_0_and_255_are_no_silent_loss(tmp_path, masked, said):
         "--masks .",
         "--mask-ignore 3",
         "--masks {0}/masks --mask-classes {0}/classes.txt --unlabeled .",
+        "--masks {0}/masks --mask-classes {0}/large.txt",
+        "--masks {0}/masks --mask-classes {0}/twice.txt",
     ],
 )
 def test_options_that_do_not_fit(pairs, call, said, options):
+    write_files(pairs, {"large.txt": b"0: a\n70000: b\n", "twice.txt": b"0: a\n0: b\n1: c\n"})
     result = call(pairs / "images", options=options.format(pairs))
     said(result.text)
     assert result.code == 2

@@ -57,6 +57,8 @@ SHARDS = {
     "pairs": (PAIRS, "", "train: - 6"),
     "no image": ([*PLAIN, ("a.heic", b"x"), ("a.cls", b"1"), ("b.mp4", b"x")], "", THREE),
     "no such label": (in_json(lambda n: {"kind": 1}), "--label-column label", 2),
+    "json, 1.0": (in_json(lambda n: {"label": n % 3 + 0.0}), "--label-column label", THREE),
+    "json, fractions": (in_json(lambda n: {"label": n % 3 + 0.5}), "--label-column label", 2),
     "a list in json": (in_json(lambda n: {"label": [1]}), "--label-column label", 2),
     "two images": ([*PAIRS, ("0.cls", b"0")], "", 2),
     "keys that end at a dot": (DOTS, "", 2),

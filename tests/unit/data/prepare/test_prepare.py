@@ -6,7 +6,7 @@ import shlex
 import numpy as np
 import pytest
 import webdataset as wds
-from helpers.images import encoded, picture, write_files
+from helpers.images import encoded, picture, write_files, write_tar
 
 from mae_vit.cli.main import main
 from mae_vit.data.images.decode import decode
@@ -151,6 +151,8 @@ BAD = {
     "a root of no download": "{tmp}/src --root {tmp}",
     "a split of what has its own": "digits --split x",
     "labels that are not wanted": "{tmp}/src --no-labels --class-folder last",
+    "a column of a folder": "{tmp}/mixed --label-column x",
+    "a split of a file that names its own": "{tmp}/my_test.tar --split x",
     "no copy of cifar10": "cifar10 --root {tmp}/none",
 }
 
@@ -168,6 +170,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tree, tmp_path, capsys, said, 
         "no_tar.tar.gz": gzip.compress(b"x" * 2000),
     }
     write_files(tmp_path, contents)
+    write_tar(tmp_path / "my_test.tar", {"cat/1.png": PNG})
     words = [word.format(tmp=tmp_path) for word in BAD[name].split()]
     assert main(["prepare", *words, str(tmp_path / "out" / "deep")]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]

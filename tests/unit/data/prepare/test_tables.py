@@ -76,6 +76,16 @@ TABLES = {
     "blanks": (["image_id class_id path", "1 1 a/1.jpg", "2 1 a/2.jpg"], IMAGES, "--label-column class_id",
                "train: 1 2"),
     "commas in a text": (["image,label", "a/1.jpg,x", "a/2.jpg,y"], IMAGES, "", "train: x 1, y 1", "captions.txt"),
+    "more cells": (rows("image,label", "x", "y, black"), IMAGES, "", 2),
+    "more cells, no line of names": (["1.jpg,x", "2.jpg,y,x"], FIVE, "", 2),
+    "a quote that another closes": (["image,label", '1,"x', "2,y", '3,x"', "4,y"], IMAGES, "", 2),
+    "a quote that nothing closes": (["image,label", "1,x", '2,"y', "3,x"], IMAGES, "", 2),
+    "a text of several lines": (["image,label,report", '1,x,"a', 'b"', "2,y,c"], IMAGES, "", "train: x 1, y 1"),
+    "quotes after blanks": (["image, label", '"1.jpg", "x, big"', '"2.jpg", "y"'], FIVE, "",
+                            "train: x, big 1, y 1"),
+    "a last separator": (["image,label,", "1,x,", "2,y,"], IMAGES, "", "train: x 1, y 1"),
+    "Excel's separator": (["sep=;", "image;label", "1;x", "2;y"], IMAGES, "", "train: x 1, y 1"),
+    "empty lines": (["", "image,label", "", "1,x", "2,y"], IMAGES, "", "train: x 1, y 1"),
     "blanks in a name": (["image path", "a/1.jpg", "b/my own.jpg"], (*IMAGES, "b/my own.jpg"), "", "train: - 2"),
 }  # fmt: skip
 
