@@ -159,10 +159,10 @@ def _open_npy(data: bytes, count: int | None, extension: str = "npy") -> Raster:
         raise DecodeError("its array is truncated")
     flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
     array = flat.reshape(header.shape, order="F" if header.fortran else "C")
-    if array.shape[0] != count and (side := _side_in_stack(array)):
-        shape = (1, *array.shape) if array.ndim == 2 else (side, side, len(array))
+    if len(array) != count and (side := _side_in_stack(array)):
+        single = (1, *header.shape) if array.ndim == 2 else (side, side, len(array))
         fits = array.ndim == 2 or len(array) <= MAX_BANDS
-        alone = f" (or, if it is a single image, write it as {shape})" if fits else ""
+        alone = f" (or, if it is a single image, write it as {single})" if fits else ""
         raise DecodeError(
             f"its array is a stack of {len(array)} images of {side}x{side} px; {EACH_IMAGE}{alone}"
         )
