@@ -112,14 +112,9 @@ def derive_key(seed: int, stream: RngStream, epoch: int) -> tuple[int, int]:
 
 def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int) -> tuple[Words, Words]:
     """Draws words for each sample index (B,): two arrays (B, draws), NumPy uint32, or torch int64 on its device."""
-    counter: Words
     if isinstance(index, Tensor):
-        samples = index.to(torch.int64)[:, None]
-        counter = torch.arange(draws, device=index.device)[None, :]
-        return threefry2x32(key, samples.expand(-1, draws), counter.expand(len(index), -1))
-    samples = np.broadcast_to(index.astype(np.uint32)[:, None], (len(index), draws))
-    counter = np.broadcast_to(np.arange(draws, dtype=np.uint32)[None, :], samples.shape)
-    return threefry2x32(key, samples, counter)
+        return threefry2x32(key, index.to(torch.int64)[:, None], torch.arange(draws, device=index.device))
+    return threefry2x32(key, index.astype(np.uint32)[:, None], np.arange(draws, dtype=np.uint32))
 
 
 def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:

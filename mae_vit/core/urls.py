@@ -16,6 +16,8 @@ _ESCAPED = ("http", "https")
 SCHEMES = (*_ESCAPED, "s3", "gs", "abfs", "hf", "sftp", "ftp", "file")
 # Of run folders.
 WRITABLE_SCHEMES = ("s3", "gs", "abfs", "sftp", "file")
+# Schemes whose user is part of the place: abfs://CONTAINER@ACCOUNT. Elsewhere it may be a token.
+_NAMED_USERS = ("abfs", "sftp")
 _PIPE = "pipe:"
 NO_COMMANDS = (
     f"commands are not run; put the shards behind a URL ({', '.join(f'{scheme}://' for scheme in SCHEMES)}), or "
@@ -68,14 +70,17 @@ def file_url(folder: str, name: str) -> str:
 
 
 def redact_url(path: str) -> str:
-    """Returns a data path for messages: a URL without credentials."""
+    """Returns a data path for messages: a URL without passwords and tokens."""
     if path.startswith(_PIPE) or not is_url(path):
         return path
     try:
         parts = urlsplit(path)
     except ValueError:
         return path.split("?", 1)[0]
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+    user, _, host = parts.netloc.rpartition("@")
+    if user and parts.scheme in _NAMED_USERS:
+        host = f"{user.partition(':')[0]}@{host}"
+    return urlunsplit(parts._replace(netloc=host, query="", fragment=""))
 
 
 def redacted(value: Any) -> Any:

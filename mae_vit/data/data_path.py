@@ -32,18 +32,16 @@ def resolve_data_path(
     Raises:
         InputError: if a URL cannot be opened, or images cannot be prepared.
     """
-    if path in SOURCES:
-        return DataLocation(Path(path))
     if is_url(path):
         return open_remote(path, cache_dir=cache_dir, cache_gib=cache_gib, say=say)
     source = Path(path)
-    if is_unprepared(source):
+    if path not in SOURCES and is_unprepared(source):
         # Imports thirty modules that a run on shards does not need.
         from mae_vit.data.prepare.cached import prepare_once
 
         return DataLocation(prepare_once(source, Path(cache_dir) if cache_dir else user_cache()))
     if cache_dir is not None:
-        raise InputError(f"data.cache_dir has no effect, since {path} is already prepared; leave it out")
+        raise InputError(f"data.cache_dir has no effect, since {path} is read where it is; leave it out")
     return DataLocation(source)
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -246,6 +246,11 @@ class TarIndex(ShardIndex):
         return keys
 
     def __getstate__(self) -> dict[str, object]:
+        if self._opened != _identity(self.array_path):
+            raise InputError(
+                f"{self.array_path} was replaced or removed while this command used it; put its data folder back, "
+                "then run the same command again"
+            )
         # Workers map the rows themselves; to read shards, `_files` is enough.
         return {key: value for key, value in super().__getstate__().items() if key not in ("_rows", "labels")}
 
@@ -255,8 +260,17 @@ class TarIndex(ShardIndex):
 
     def _open_rows(self) -> None:
         # A plain array: taking a row of an np.memmap costs as much as reading a small image.
+        self._opened = _identity(self.array_path)
         self._rows = np.asarray(np.load(self.array_path, mmap_mode="r"))
         self.labels = self._rows["label"]
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Returns numbers that differ if another file takes the place of `path`; none if no file is there."""
+    with suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return ()
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:

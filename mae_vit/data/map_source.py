@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.core import __version__
+from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.dataset_json import FORMAT, SOURCES, Dataset, Shard, Split
@@ -64,11 +66,18 @@ class _Data:
             mean=list(self.mean),
             std=list(self.std),
             statistics_images=len(next(iter(self.splits.values()))().labels),
-            splits={split: self._describe_split(open_it()) for split, open_it in self.splits.items()},
+            splits={split: self._describe_split(split, open_it()) for split, open_it in self.splits.items()},
         )
 
-    def _describe_split(self, source: MapSource) -> Split:
-        labels, total = np.asarray(source.labels), len(source.labels)
+    def _describe_split(self, split: str, source: MapSource) -> Split:
+        labels, total, classes = np.asarray(source.labels), len(source.labels), len(self.classes)
+        where = f'split "{split}" of data set "{self.name}"'
+        if not total:
+            raise InputError(f"{where} has no images: its labels are empty")
+        if labels.dtype.kind not in "iu" or labels.min() < -1 or labels.max() >= classes:
+            raise InputError(
+                f"labels of {where} must be whole numbers: -1 for none, else one of its {classes} classes, from 0"
+            )
         digest = hashlib.sha256(source.fingerprint.encode() + labels.astype("<i8").tobytes()).hexdigest()
         return Split(
             samples=total,
@@ -77,7 +86,7 @@ class _Data:
             height=source.height,
             width=source.width,
             formats={},
-            class_counts=np.bincount(labels[labels >= 0], minlength=len(self.classes)).tolist(),
+            class_counts=np.bincount(labels[labels >= 0], minlength=classes).tolist(),
         )
 
     def open(self, split: str) -> ShardIndex:
@@ -98,6 +107,12 @@ class _SourceIndex(ShardIndex):
             raise ReadError(error_reason(error)) from None
         if isinstance(image, bytes):
             return image
+        kind = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+        if not re.fullmatch(r"uint8 \([13], \d+, \d+\)", kind):
+            raise InputError(
+                f'data set "{self.folder}": read({sample}) returned {kind}; give uint8 (1, H, W), uint8 (3, H, W), '
+                "or the bytes of a file"
+            )
         stream = io.BytesIO()
         # BMP is the fastest format: it is not compressed.
         Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(stream, "bmp")

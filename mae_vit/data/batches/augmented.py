@@ -122,7 +122,7 @@ class AugmentedSource:
         return views
 
     def _render_each(self, samples: np.ndarray, drawn: AugmentParams, views: Views) -> None:
-        damaged, folder = list[tuple[int, Damage]](), None
+        damaged = list[tuple[int, Damage]]()
         # Views of one sample are adjacent, at begin..end-1.
         begins = np.flatnonzero(np.diff(samples, prepend=-1)).tolist()
         decoded, size = list[tuple[range, Sample]](), 0
@@ -130,7 +130,6 @@ class AugmentedSource:
             try:
                 sample = self.source.read(int(samples[begin]))
             except DamagedSample as error:
-                folder = error.folder
                 damaged += [(position, error.damaged[0][1]) for position in range(begin, end)]
                 continue
             decoded.append((range(begin, end), sample))
@@ -139,8 +138,8 @@ class AugmentedSource:
                 self._crop(decoded, drawn, views)
                 decoded, size = [], 0
         self._crop(decoded, drawn, views)
-        if folder is not None:
-            raise DamagedSample(damaged, folder)
+        if damaged:
+            raise DamagedSample(damaged, self.source.index.folder)
 
     def _crop(self, decoded: list[tuple[range, Sample]], drawn: AugmentParams, views: Views) -> None:
         """Crops, resizes and flips samples and their masks into `views`."""

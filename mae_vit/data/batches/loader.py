@@ -7,7 +7,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,8 +65,8 @@ def replacement_candidates(place: int, samples: int) -> Iterator[int]:
         yield (place + (1 << power) - 1) % samples
 
 
-class _Batches:
-    """Computes micro-batches for (epoch, places); each place occurs `repeats` times in a row (a `ring.Renderer`).
+class Renderer:
+    """Computes micro-batches for (epoch, places) in records; each place occurs `repeats` times in a row.
 
     With `replace`, the first intact candidate replaces a damaged sample. The choice depends only on which samples are
     damaged, not on rank, worker or epoch.
@@ -77,22 +76,24 @@ class _Batches:
         self._source, self._seed, self.repeats, self._replace = source, seed, repeats, replace
         # Later epochs do not try to decode a damaged sample again.
         self._known: dict[int, Damage] = {}
-        self._folder = Path()
 
     def kind(self, batch_size: int) -> np.dtype:
+        """Returns the type of a record, with a field `places` int64 (B,)."""
         shape, source = self._source.shape, self._source.source
         masks = [("masks", np.uint16, (batch_size, *shape[1:]))] if source.has_masks else []
         fields = [("places", np.int64, (batch_size,)), ("labels", np.int64, (batch_size,)), *masks]
         return np.dtype([*fields, ("images", source.dtype, (batch_size, *shape))], align=True)
 
     def render(self, record: np.ndarray, epoch: int, begin: int, end: int) -> tuple[Damage, ...]:
-        masks = record["masks"][0, begin:end] if self._source.source.has_masks else None
+        """Computes samples begin..end-1 of a record (1,); returns the damaged ones that it replaced."""
+        source = self._source
+        masks = record["masks"][0, begin:end] if source.source.has_masks else None
         views = Views(record["images"][0, begin:end], record["labels"][0, begin:end], masks)
         index = record["places"][0, begin:end]
         while True:
             places, passed, stuck = skip_damaged(index, self._known, len(self._source))
             if stuck:
-                raise DamagedSample(stuck, self._folder)
+                raise DamagedSample(stuck, source.source.index.folder)
             keys = view_keys(self._source.numbers(places), self.repeats)
             try:
                 self._source.render(self._seed, epoch, places, keys, views)
@@ -101,9 +102,9 @@ class _Batches:
                 if not self._replace:
                     raise
                 self._known |= {int(places[position]): damage for position, damage in error.damaged}
-                self._folder = error.folder
 
     def finish(self, record: np.ndarray, epoch: int, count: int, damaged: tuple[Damage, ...]) -> Batch:
+        """Makes a batch that shares the record's memory."""
         tensors = {name: torch.from_numpy(record[name][0, :count]) for name in record.dtype.names or ()}
         # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample. Keys are places
         # in the source; crops use numbers in the split. The two differ if the source is only a part of the split.
@@ -151,13 +152,13 @@ def load_batches(
     `workers`, of which 0 decodes in this process. `pin_memory`: those of workers lie in page-locked memory, so that
     copies to a GPU do not block; the caller keeps a batch until its copies are done (`training.trainer.Copier`).
     """
-    batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
+    batches = Renderer(source, order.seed, replace=True, repeats=order.repeats)
     positions = micro_batches(order, rank_slice, start_step=start_step, stop_step=stop_step, skipped=skipped)
     return _load(batches, positions, workers=workers, pin_memory=pin_memory)
 
 
 def _load(
-    batches: _Batches, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool = False
+    batches: Renderer, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool = False
 ) -> Iterator[Batch]:
     """Yields the batch of each (epoch, places), in order."""
     if workers:
@@ -198,7 +199,7 @@ class FixedBatches:
     def __iter__(self) -> Iterator[Batch]:
         """Yields all batches."""
         positions = [(0, chunk) for chunk in self._chunks]
-        batches = _Batches(self._source, self._seed, replace=self._replace)
+        batches = Renderer(self._source, self._seed, replace=self._replace)
         return _load(batches, positions, workers=self._workers)
 
 

@@ -57,7 +57,8 @@ def choose_place(
         return Place(False)
     if why:
         return Place(False, f"auto: {why}")
-    images = len(source) * math.prod(_in_memory(source).image_shape) / 2**30
+    assert isinstance(source.source, MemorySource)
+    images = len(source) * math.prod(source.source.image_shape) / 2**30
     free = torch.cuda.mem_get_info(device)[0] / 2**30
     if images > _SHARE * free:
         return Place(
@@ -89,11 +90,6 @@ def _why_on_host(source: AugmentedSource, workers: int | Literal["auto"]) -> str
     return ""
 
 
-def _in_memory(source: AugmentedSource) -> MemorySource:
-    assert isinstance(source.source, MemorySource)
-    return source.source
-
-
 class DeviceImages:
     """The images of a source on a device.
 
@@ -103,7 +99,8 @@ class DeviceImages:
 
     def __init__(self, source: AugmentedSource, device: torch.device, *, seed: int, repeats: int) -> None:
         """Copies all images to `device`; batches are those of a run's `seed`, with `repeats` views of each image."""
-        memory = _in_memory(source)
+        memory = source.source
+        assert isinstance(memory, MemorySource)
         self._source, self._device, self._seed, self._repeats = source, device, seed, repeats
         self._labels, self._folder = memory.index.labels, memory.index.folder
         augment, self._size = source.augment, memory.image_shape[1:]

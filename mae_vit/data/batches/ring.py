@@ -5,8 +5,9 @@ The memory is allocated once and, for a GPU, page-locked once: a batch costs no 
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
+import os
+import pickle
 import traceback
 import weakref
 from collections import deque
@@ -14,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Protocol
+from multiprocessing.heap import Arena
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,23 +26,12 @@ from mae_vit.core.errors import Damage, InputError
 from mae_vit.runtime.failures import TrainingFailed
 from mae_vit.runtime.signals import exit_with_parent, without_main
 
+if TYPE_CHECKING:
+    from mae_vit.data.batches.loader import Renderer
+
 # A message costs as much as some images: slices are no smaller.
 _LEAST_SLICE = 16
 _LEAST_SLOTS = 8
-
-
-class _Renderer(Protocol):
-    """Computes batches in records: arrays (1,) of a `kind`, with a field `places` int64 (B,). Workers get a copy.
-
-    `render` computes samples begin..end-1, and returns the damaged ones that it replaced; `finish` makes a batch that
-    shares the record's memory.
-    """
-
-    repeats: int
-
-    def kind(self, batch_size: int) -> np.dtype: ...
-    def render(self, record: np.ndarray, epoch: int, begin: int, end: int) -> tuple[Damage, ...]: ...
-    def finish(self, record: np.ndarray, epoch: int, count: int, damaged: tuple[Damage, ...]) -> Batch: ...
 
 
 class _Failure(NamedTuple):
@@ -62,19 +53,27 @@ class _Ring:
     def __init__(self, kind: np.dtype, slots: int, *, pin_memory: bool) -> None:
         self.kind, self.slots, self.free = kind, slots, deque(range(slots))
         # Without a name, so a killed run leaves nothing. Python takes the temporary folder if /dev/shm is too small.
-        self.memory = multiprocessing.RawArray("B", slots * kind.itemsize)
-        self._bytes = np.frombuffer(self.memory, np.uint8)
-        self.records = np.frombuffer(self.memory, kind)
+        self.memory = Arena(slots * kind.itemsize)
+        try:
+            # If it is full by then, writing to it kills the process (SIGBUS).
+            if hasattr(os, "posix_fallocate"):  # not macOS
+                os.posix_fallocate(self.memory.fd, 0, self.memory.size)
+        except OSError:
+            raise self._refused("reserve") from None
+        self._bytes = np.frombuffer(self.memory.buffer, np.uint8)
+        self.records = np.frombuffer(self.memory.buffer, kind)
         if pin_memory:
-            address, cuda = ctypes.addressof(self.memory), torch.cuda.cudart()
-            if int(cuda.cudaHostRegister(address, len(self.memory), 0)):  # the code has no bool
-                size = f"{len(self.memory) / 2**20:.0f} MiB"
+            address, cuda = self._bytes.ctypes.data, torch.cuda.cudart()
+            if int(cuda.cudaHostRegister(address, self.memory.size, 0)):  # the code has no bool
                 # Files on a disk, which stand in for /dev/shm, cannot be page-locked.
-                raise InputError(
-                    f"each rank needs {size} of shared memory for batches, and cannot page-lock it; enlarge /dev/shm "
-                    "(docker run --shm-size=8g), or use data.workers=0"
-                )
+                raise self._refused("page-lock")
             weakref.finalize(self._bytes, cuda.cudaHostUnregister, address).atexit = False
+
+    def _refused(self, what: str) -> InputError:
+        return InputError(
+            f"each rank needs {self.memory.size / 2**20:.0f} MiB of shared memory for batches, and cannot {what} it; "
+            "enlarge /dev/shm (docker run --shm-size=8g), or use data.workers=0"
+        )
 
     def lend(self, slot: int, *, ahead: int) -> np.ndarray:
         """Returns the record of a slot, or a copy if the caller keeps over half of them; `ahead` are not lent yet."""
@@ -86,7 +85,7 @@ class _Ring:
 
 
 def load_in_workers(
-    renderer: _Renderer, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool
+    renderer: Renderer, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool
 ) -> Iterator[Batch]:
     """Yields the batch of each (epoch, places), in order; none is larger than the first.
 
@@ -144,7 +143,7 @@ def _receive(answer: Any, workers: dict[Connection, Any]) -> tuple[int, int, tup
 
 @contextmanager
 def _started(
-    renderer: _Renderer, ring: _Ring, workers: int
+    renderer: Renderer, ring: _Ring, workers: int
 ) -> Iterator[tuple[Connection, dict[Connection, Any]]]:
     """Starts workers; yields the pipe of their tasks and, with each worker, the one of its answers."""
     context = multiprocessing.get_context("forkserver")
@@ -170,12 +169,12 @@ def _started(
 
 
 def _work(
-    renderer: _Renderer, memory: Any, kind: np.dtype, tasks: Connection, turn: Any, answers: Connection
+    renderer: Renderer, memory: Arena, kind: np.dtype, tasks: Connection, turn: Any, answers: Connection
 ) -> None:
     """Renders slices until the trainer ends this process."""
     exit_with_parent()
     torch.set_num_threads(1)
-    records = np.frombuffer(memory, kind)
+    records = np.frombuffer(memory.buffer, kind)
     with suppress(EOFError, BrokenPipeError):  # the trainer is gone
         while True:
             with turn:
@@ -184,5 +183,14 @@ def _work(
             try:
                 result = renderer.render(records[slot : slot + 1], epoch, begin, end)
             except Exception as error:
-                result = _Failure(error, traceback.format_exc())
+                result = _Failure(_sendable(error), traceback.format_exc())
             answers.send((slot, begin, result))
+
+
+def _sendable(error: Exception) -> Exception:
+    """Returns an error that can be pickled: the same, or its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # errors of users and packages may do anything
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -186,8 +186,9 @@ CIFAR10_POLICY = AutoAugment(AutoAugmentPolicy.CIFAR10).policies
 class AutoAugmentCifar(_Policy):
     """AutoAugment's policy for CIFAR-10: each image gets one of 25 pairs of ops (arXiv 1805.09501).
 
-    It equals torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, but fills pixels from outside with the data's mean
-    color, not black. Images of 32 px shift by up to 14 px, as in torchvision; in the authors' code by up to 10 px.
+    It is torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, but fills pixels from outside with the data's mean
+    color, not black, and computes in float64, which changes some values by 1 of 255. Images of 32 px shift by up to
+    14 px, as in torchvision; in the authors' code by up to 10 px.
     """
 
     # torchvision's default, and the default of PIL in the authors' code.

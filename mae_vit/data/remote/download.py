@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import is_lasting, redact_url
 
+# What the extra "remote" does not bring.
+_PACKAGES = {"abfs": "adlfs", "sftp": "paramiko", "hf": '"mae-vit[hub]"'}
 # A source that sends nothing for this long is asked again.
 STALL_S = 30.0
 # Below this average rate a source counts as silent.
@@ -96,19 +99,18 @@ def _read_blocks(url: str, size: int) -> Iterator[bytes]:
                 yield block
     except ImportError as error:
         scheme = url.split(":")[0]
-        raise FetchRefused(f'{scheme}:// cannot be read: {error}: pip install "mae-vit[remote]"') from None
+        package = _PACKAGES.get(scheme, '"mae-vit[remote]"')
+        raise FetchRefused(f"{scheme}:// cannot be read: {error}: pip install {package}") from None
     except FileNotFoundError:
         raise FetchRefused("no such file") from None
     except Exception as error:  # the packages behind fsspec raise errors of their own
         if is_lasting(error):
-            raise FetchRefused(_reason(error, url)) from None
-        raise _Interrupted(_reason(error, url)) from None
+            raise FetchRefused(_reason(error)) from None
+        raise _Interrupted(_reason(error)) from None
 
 
-def _reason(error: Exception, url: str) -> str:
-    """Formats an error without the query of the URL, which may hold a token."""
+def _reason(error: Exception) -> str:
+    """Formats an error without queries of URLs, which may hold a token."""
     if status := getattr(error, "status", None):
         return f"HTTP {status} {getattr(error, 'message', '')}".rstrip()
-    query = urlsplit(url).query
-    text = error_reason(error)
-    return text.replace(query, "...") if query else text
+    return re.sub(r"\?\S+", "?...", error_reason(error))

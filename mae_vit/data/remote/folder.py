@@ -58,13 +58,14 @@ def open_remote(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remote.cache_folder.mkdir(exist_ok=True)
-        # All processes of a node come here at once.
-        with FileLock(folder / ".lock"):
+        # All processes of a node come here at once, and later fetch shards under locks of the system.
+        with FileLock(folder / ".lock", fallback_to_soft=False):
             dataset = _fetch_description(remote, folder, say)
     except OSError as error:
         reason = error_reason(error)
         raise InputError(
-            f"shards of {shown} need a cache, but {root} cannot be written ({reason}); give data.cache_dir"
+            f"shards of {shown} need a cache, but {root} cannot be written or locked ({reason}); give another "
+            "data.cache_dir"
         ) from None
     sizes = [shard.bytes for split in dataset.splits.values() for shard in split.shards]
     if max(sizes) > limit:

@@ -18,7 +18,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import EACH_IMAGE
 from mae_vit.data.images.bands.dicom import is_dicom, open_dicom
 from mae_vit.data.images.bands.tiff import is_tiff, open_tiff
-from mae_vit.data.images.bounds import DecodeError, Raster, check_shape, checked_dtype, first_line
+from mae_vit.data.images.bounds import MAX_BANDS, DecodeError, Raster, check_shape, checked_dtype, first_line
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # Encoders write chunks of 8 KiB and more. A hostile file may have any number of tiny chunks.
@@ -34,10 +34,11 @@ _MEMBERS = 64  # of a NPZ file that names its image
 _ROWS = 64  # of an array, to compare
 
 
-def open_raster(data: bytes, *, every_band: bool = False) -> Raster | None:
+def open_raster(data: bytes, *, every_band: bool = False, count: int | None = None) -> Raster | None:
     """Decodes an image other than a photograph of 8 bits.
 
-    With `every_band`, it decodes TIFF files of 8 bits too, with their bands of transparency.
+    With `every_band`, it decodes TIFF files of 8 bits too, with their bands of transparency. `count` is the number of
+    bands, if it is known: it says which axis of an array is theirs.
 
     Returns:
         The image; None if `mae_vit.data.images.decode` is to decode it.
@@ -47,14 +48,14 @@ def open_raster(data: bytes, *, every_band: bool = False) -> Raster | None:
         InputError: if a package is missing.
     """
     if data.startswith(NPY_MAGIC):
-        return _open_npy(data)
+        return _open_npy(data, count)
     if data.startswith(PNG_MAGIC):
         deep = len(data) > _COLOR_AT and data[_DEPTH_AT] == 16
         return _open_png(data) if deep else None
     if is_tiff(data):
         return open_tiff(data, every_band=every_band)
     if data.startswith(NPZ_MAGIC):
-        return _open_npz(data)
+        return _open_npz(data, count)
     if is_dicom(data):
         return open_dicom(data)
     return None
@@ -68,8 +69,8 @@ def open_bands(data: bytes, bands: Bands) -> Raster:
     Raises:
         DecodeError: for anything damaged, too large, or of other bands.
     """
-    raster = open_raster(data)
     count = len(bands.names)
+    raster = open_raster(data, count=count)
     if raster is None or (len(raster.pixels) != count and raster.extension == "tiff"):
         # Prepared in place with options of bands, which take bands of transparency too.
         raster = open_raster(data, every_band=True)
@@ -151,23 +152,34 @@ class _Header(NamedTuple):
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
-def _open_npy(data: bytes, extension: str = "npy") -> Raster:
-    """Reads a NPY file: (H, W), (C, H, W) or (H, W, C); the shorter outer axis is that of the bands."""
-    header = _read_header(data)
+def _open_npy(data: bytes, count: int | None, extension: str = "npy") -> Raster:
+    """Reads a NPY file: (H, W), (C, H, W) or (H, W, C)."""
+    header = _read_header(data, count)
     if len(data) < header.end:
         raise DecodeError("its array is truncated")
     flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
     array = flat.reshape(header.shape, order="F" if header.fortran else "C")
-    if side := _side_in_stack(array):
-        alone = f" (or, if it is a single image, write it as {(1, *array.shape)})" if array.ndim == 2 else ""
+    if len(array) != count and (side := _side_in_stack(array)):
+        single = (1, *header.shape) if array.ndim == 2 else (side, side, len(array))
+        fits = array.ndim == 2 or len(array) <= MAX_BANDS
+        alone = f" (or, if it is a single image, write it as {single})" if fits else ""
         raise DecodeError(
             f"its array is a stack of {len(array)} images of {side}x{side} px; {EACH_IMAGE}{alone}"
         )
     if array.ndim == 2:
         array = array[None]
-    elif header.shape[0] > header.shape[-1]:
+    elif _bands_last(header.shape, count):
         array = array.transpose(2, 0, 1)
     return Raster(extension, array.astype(header.dtype.newbyteorder("="), copy=False))
+
+
+def _bands_last(shape: tuple[int, ...], count: int | None) -> bool:
+    """Whether the last of three axes is that of the bands, as after two equal sides or a longer first axis.
+
+    What `prepare` wrote, with the bands first, may look so as well: there, `count` decides.
+    """
+    first, second, last = shape
+    return first != count and (last == count or first == second != last or first > last)
 
 
 def _side_in_stack(array: np.ndarray) -> int:
@@ -185,7 +197,7 @@ def _side_in_stack(array: np.ndarray) -> int:
     return side if further < next_row * 0.9 else 0
 
 
-def _open_npz(data: bytes) -> Raster:
+def _open_npz(data: bytes, count: int | None) -> Raster:
     """Reads a NPZ file of one array, or of several with one named "image"."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -200,15 +212,15 @@ def _open_npz(data: bytes) -> Raster:
             with archive.open(arrays[0]) as file:
                 start = file.read(_MAX_HEADER + 12)
                 # The header bounds what is unpacked.
-                inner = start + file.read(max(0, _read_header(start).end - len(start)))
+                inner = start + file.read(max(0, _read_header(start, count).end - len(start)))
     except DecodeError:
         raise
     except Exception as error:  # damaged, encrypted, of an unknown compression: many types
         raise DecodeError(f"the NPZ file is damaged: {first_line(error)}") from None
-    return _open_npy(inner, "npz")
+    return _open_npy(inner, count, "npz")
 
 
-def _read_header(data: bytes) -> _Header:
+def _read_header(data: bytes, bands: int | None) -> _Header:
     """Reads the header at the beginning of `data`, and checks the size that it declares."""
     if len(data) < 10 or data[:6] != NPY_MAGIC:
         raise DecodeError("no NPY header")
@@ -217,8 +229,8 @@ def _read_header(data: bytes) -> _Header:
     if version not in (1, 2) or length > _MAX_HEADER or len(data) < at + length:
         raise DecodeError("its NPY header is damaged")
     header = _parse(data[: at + length])
-    count, height, width = header.shape if len(header.shape) == 3 else (1, *header.shape)
-    if count > width:
+    count, height, width = (1, *header.shape)[-3:]
+    if len(header.shape) == 3 and _bands_last(header.shape, bands):
         count, height, width = width, count, height
     check_shape(count, height, width, header.dtype.name)
     return header

@@ -27,7 +27,7 @@ def resize_bands(
     """
     missing = _missing(image, nodata)
     if missing is None:
-        return to_type(_interpolate(image, img_size, flip), image.dtype)
+        return _as_valid(_interpolate(image, img_size, flip), image.dtype, nodata)
     valid = (~missing).astype(np.float32)
     filled = np.where(missing, 0, image).astype(np.float32)
     # Zero lies far from the values: only differences to their mean are spread into gaps.
@@ -35,7 +35,7 @@ def resize_bands(
     mean = (filled.sum(axis=(1, 2), keepdims=True, dtype=np.float64) / pixels).astype(np.float32)
     weight = np.maximum(_interpolate(valid, img_size, flip), _LEAST_WEIGHT)
     spread = _interpolate((filled - mean) * valid, img_size, flip) / weight + mean
-    out = to_type(spread, image.dtype)
+    out = _as_valid(spread, image.dtype, nodata)
     gaps = _nearest(missing, img_size)
     out[gaps[..., ::-1] if flip else gaps] = np.nan if nodata is None else nodata
     return out
@@ -83,6 +83,18 @@ def _weights(old: int, new: int, flip: bool) -> tuple[tuple[int, int, np.ndarray
         used = np.flatnonzero(block.any(axis=0))
         blocks.append((top, int(used[0]), np.ascontiguousarray(block[:, used[0] : used[-1] + 1])))
     return tuple(blocks)
+
+
+def _as_valid(values: np.ndarray, dtype: np.dtype, nodata: float | None) -> np.ndarray:
+    """Returns `to_type`, with values that equal `nodata` moved by one step: interpolation may have met it."""
+    out = to_type(values, dtype)
+    if nodata is not None:
+        if dtype.kind == "f":
+            step = float(np.spacing(dtype.type(nodata)))
+        else:
+            step = -1 if nodata == np.iinfo(dtype).max else 1
+        out[out == nodata] = nodata + step
+    return out
 
 
 def to_type(values: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -126,6 +126,25 @@ def test_missing_pixels_stay_missing_and_spread_nothing(nodata):
     np.testing.assert_allclose(found[1], whole[1], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "nodata"), [("uint16", 0), ("uint8", 255), ("int16", -32768), ("uint16", 900), ("float16", 900)]
+)
+def test_resizing_makes_no_pixel_missing(dtype, nodata):
+    """Bicubic interpolation overshoots at edges, up to the ends of the type, and may meet any value."""
+    low, high = (0, 255) if dtype == "uint8" else (-32768, 900) if dtype == "int16" else (0, 1800)
+    image = np.full((1, 24, 24), low + 1, dtype)
+    image[:, :, 12:] = high - 1
+    if dtype == "float16":
+        image[:, ::2], image[:, 1::2] = nodata - 1, nodata + 1
+    assert (resize_bands(image, (15, 33), None) == nodata).any()
+    moved = resize_bands(image, (15, 33), nodata)
+    assert not (moved == nodata).any()
+    np.testing.assert_allclose(moved, resize_bands(image, (15, 33), None), rtol=0, atol=1)
+    image[0, :6] = nodata
+    found = resize_bands(image, (12, 12), nodata)[0] == nodata
+    np.testing.assert_array_equal(found, np.repeat(np.arange(12)[:, None] < 3, 12, axis=1))
+
+
 def test_what_lies_outside_is_missing_or_zero_of_the_scale():
     image = np.full((2, 3, 2, 2), 700, np.uint16)
     view = AugmentParams(np.zeros(2, bool), np.array([[-2, -2], [0, 0]]))

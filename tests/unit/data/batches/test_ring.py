@@ -1,6 +1,7 @@
 """Batches of workers lie in a ring of shared memory; what a caller holds is never written again."""
 
 import ctypes
+import errno
 import gc
 import multiprocessing
 import os
@@ -105,6 +106,25 @@ def test_an_error_of_a_worker_comes_with_its_traceback(source):
     assert not multiprocessing.active_children()
 
 
+class NeedsTwo(Exception):
+    """Pickle makes it from its one argument, its text."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+class Failing(Own):
+    def read(self, sample: int) -> Sample:
+        raise NeedsTwo("a fault", "a driver")
+
+
+def test_an_error_that_cannot_be_pickled_comes_as_its_text(source):
+    batches = load(type(source)(Failing(np.zeros(96, np.int64), None), source.augment), 2)
+    with pytest.raises(RuntimeError, match="NeedsTwo: a fault in a driver") as raised:
+        next(batches)
+    assert "in read" in str(raised.value.__cause__)
+
+
 def test_an_image_costs_the_trainer_few_microseconds(source):
     """At most 20 us of its CPU time; 3 were measured, and 24 where each batch was mapped anew, 70 with a copy."""
     own = Own(np.zeros(2560, np.int64), np.ones((3, 224, 224), np.uint8))
@@ -151,6 +171,16 @@ def test_memory_that_cannot_be_page_locked_is_refused_in_one_line(source, monkey
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: code))
     with pytest.raises(InputError, match=r" 0 MiB of .*/dev/shm"):
         next(load(source, 20, pin_memory=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="macOS cannot reserve memory")
+def test_memory_that_another_rank_has_taken_is_missed_before_it_is_written(source, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(InputError, match=r"cannot reserve it; enlarge /dev/shm"):
+        next(load(source, 20))
 
 
 @pytest.mark.gpu

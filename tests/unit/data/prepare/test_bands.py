@@ -1,6 +1,7 @@
 """`mae-vit prepare` of images of bands: choice, scale, missing values, windows, mixtures."""
 
 import json
+import math
 import pickle
 
 import numpy as np
@@ -239,6 +240,22 @@ def test_shards_of_bands_keep_what_their_description_says(call, said):
     refused = call(call(first.out, options="--bands z,1", out="z").out, options="--bands z", out="zz")
     said(refused.text)
     assert (refused.code, refused.out.exists()) == (2, False)
+
+
+@pytest.mark.parametrize("shape", [(29, 12, 12), (29, 12, 8), (20, 16, 12), (12, 12, 29)])
+def test_more_bands_than_pixels_are_stored_and_read(call, shape):
+    array = np.arange(math.prod(shape), dtype=np.uint16).reshape(shape)
+    last = shape[0] == shape[1]  # as only raw arrays have them
+    result = call({"a.npy": npy(array)} if last else {"a.tif": planes(array)})
+    np.testing.assert_array_equal(stored(result, "a"), array.transpose(2, 0, 1) if last else array)
+
+
+def test_arrays_that_may_be_stacks_are_refused_unless_their_bands_are_last(call):
+    refused = call({"a.npy": npy(np.zeros((29, 12, 12), np.uint16))})
+    assert refused.code == 2
+    assert "a stack of 29 images of 12x12 px" in refused.text
+    assert "if it is a single image, write it as (12, 12, 29))" in refused.text
+    assert "single image" not in call({"a.npy": npy(np.zeros((513, 12, 12), np.uint16))}).text
 
 
 def test_resized_bands_stay_bands(call):

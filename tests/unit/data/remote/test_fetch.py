@@ -59,11 +59,13 @@ def test_a_source_that_is_too_slow_is_given_up(source, server, tmp_path, monkeyp
         ("file:///none/x.tar", "no such file"),
         ("s3://bucket/x.tar", r"pip install .*remote"),
         ("http://127.0.0.1:1/x.tar", r"pip install .*remote"),
+        ("abfs://data@account/x.tar", "pip install adlfs$"),
+        ("sftp://me@host/x.tar", "pip install paramiko$"),
         ("nonsense://x", "nonsense"),
     ],
 )
 def test_what_fsspec_cannot_open_is_refused(tmp_path, url, reason, monkeypatch):
-    for package in ("s3fs", "aiohttp"):
+    for package in ("s3fs", "aiohttp", "adlfs", "paramiko"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(FetchRefused, match=reason):
         open_cache(tmp_path).fetch(RemoteFile(url, 10, "0" * 64))

@@ -1,5 +1,7 @@
 """Folders elsewhere: how they are named, described, refused, and read like those here."""
 
+import errno
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -17,7 +19,7 @@ from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.remote.cache import Cache, RemoteFile
-from mae_vit.data.remote.download import FetchRefused
+from mae_vit.data.remote.download import FetchRefused, _reason
 from mae_vit.data.shards.shard_files import ReadError
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -87,6 +89,32 @@ def test_what_is_secret_is_not_shown(server, tmp_path):
     with pytest.raises(InputError) as caught:
         resolve_data_path(f"{server.url}/?token=abc", cache_dir=str(tmp_path))
     assert "abc" not in str(caught.value)
+    error = OSError(
+        "cannot read 'https://host/data?sig=a/c%3D&key=abc' now"
+    )  # as aiohttp prints "?sig=a%2Fc%3D"
+    assert _reason(error) == "cannot read 'https://host/data?... now"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("abfs://tiles@account/data", "abfs://tiles@account/data"),
+        ("sftp://me:word@host/x", "sftp://me@host/x"),
+    ],
+)
+def test_a_user_that_is_part_of_the_place_is_kept(url, shown):
+    assert redact_url(url) == shown
+
+
+def test_a_cache_without_locks_is_refused(server, tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(
+        InputError, match=r"cannot be written or locked \(function not implemented\); give another"
+    ):
+        resolve_data_path(server.url, cache_dir=str(tmp_path))
 
 
 def test_a_described_folder_opens_without_its_server(source, server, tmp_path, capsys, monkeypatch):

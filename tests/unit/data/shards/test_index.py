@@ -14,6 +14,7 @@ from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
+from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.index import ShardIndex, open_index, open_whole_index
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import index_shard
@@ -157,6 +158,19 @@ def test_pickles_small_and_reads_on(digits):
     data = pickle.dumps(index)
     assert len(data) < 5000
     assert pickle.loads(data).read(7) == expected
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_later_workers_read_no_other_index(copy, change):
+    source, path = open_digits(open_index(copy, "train"), "tar"), copy / "train-index.npy"
+    batches = FixedBatches(source, np.arange(8), seed=0, batch_size=8, workers=1)
+    assert len(list(batches)) == 1
+    rows = np.load(path)[::-1]
+    path.unlink()
+    if change == "replaced":
+        np.save(path, rows)
+    with pytest.raises(InputError, match=rf"^{path} was replaced or removed while"):
+        list(batches)
 
 
 def test_what_was_derived_from_other_shards_goes(copy):
