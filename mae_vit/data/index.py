@@ -266,10 +266,13 @@ class TarIndex(ShardIndex):
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Returns numbers that differ if another file takes the place of `path`; none if no file is there."""
+    """Returns numbers that differ if another file takes the place of `path`; none if no file is there.
+
+    Not its inode: network file systems may number a file anew.
+    """
     with suppress(FileNotFoundError):
         status = path.stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns
     return ()
 
 
