@@ -7,11 +7,14 @@ Shapes: B images, C channels, H W pixels, N patches, n cells of the encoder's ma
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.models.masking import unit_masking
@@ -27,6 +30,21 @@ from mae_vit.objectives.reconstruction import (
 )
 
 
+def _check_cells(encoder: Encoder) -> None:
+    """Raises InputError, which names the nearest size, if the cells of its tokens do not match an image."""
+    sides, cells = encoder.img_size, encoder.cell
+    filled = tuple(count * cell for count, cell in zip(encoder.feature_grid, cells, strict=True))
+    if filled == sides:
+        return
+    units = (math.lcm(cell, encoder.patch_size) for cell in cells)
+    near = [max(1, round(side / unit)) * unit for side, unit in zip(sides, units, strict=True)]
+    shown = str(near[0] if near[0] == near[1] else near).replace(" ", "")
+    raise InputError(
+        f"objective.name=simmim: this network's {encoder.feature_grid[0]} x {encoder.feature_grid[1]} cells of "
+        f"{cells[0]} x {cells[1]} px do not match {sides[0]} x {sides[1]} px (nearest: model.img_size={shown})"
+    )
+
+
 class SimMIM(Objective):
     """Mask tokens replace masked patches; a linear head predicts pixels with an L1 loss (SimMIM Sec. 3)."""
 
@@ -37,9 +55,9 @@ class SimMIM(Objective):
         width = encoder.embed_dim if self._replaces else encoder.in_chans
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         nn.init.normal_(self.mask_token, std=0.02)
+        _check_cells(encoder)
         # Height and width in pixels of a token's prediction.
-        rows, columns = encoder.feature_grid
-        self._cell = (encoder.img_size[0] // rows, encoder.img_size[1] // columns)
+        self._cell = encoder.cell
         self.head = nn.Linear(encoder.embed_dim, self._cell[0] * self._cell[1] * encoder.in_chans)
         self.head.apply(init_transformer)
 
@@ -62,11 +80,7 @@ class SimMIM(Objective):
         masked = unpatchify(mask[..., None].expand(-1, -1, p * p), p, encoder.img_size)  # (B, 1, H, W)
         color = self.mask_token.to(images.dtype).view(1, -1, 1, 1)
         cells = self.head(encoder.forward_features(torch.where(masked > 0, color, images))).float()
-        rows, columns = encoder.feature_grid
-        height, width = self._cell
-        grid = cells.view(-1, rows, columns, height, width, encoder.in_chans)
-        pixels = grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # (B, C, H, W)
-        return patchify(pixels, p)
+        return patchify(unpatchify(cells, self._cell, encoder.img_size), p)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean absolute error over masked patches."""

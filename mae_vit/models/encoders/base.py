@@ -122,6 +122,11 @@ class Encoder(nn.Module):
         """N."""
         return self.grid_size[0] * self.grid_size[1]
 
+    @property
+    def cell(self) -> Pair:
+        """Height and width in pixels of what an image token stands for."""
+        return self.img_size[0] // self.feature_grid[0], self.img_size[1] // self.feature_grid[1]
+
     def _lacks(self, method: str) -> InputError:
         return InputError(f"the encoder {type(self).__name__} needs a method {method} here; add it")
 

@@ -204,13 +204,14 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Returns a model's parameters and persistent buffers by name, each once."""
     return {**dict(model.named_parameters()), **persistent_buffers(model)}
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies a model's parameters and persistent buffers to the CPU. This process must hold them whole."""
-    return {name: to_host(tensor) for name, tensor in _tensors_of(model).items()}
+    return {name: to_host(tensor) for name, tensor in tensors_of(model).items()}
 
 
 class EMA:
@@ -227,12 +228,12 @@ class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Starts at the weights of `model`, which this rank must hold whole; `decay` is the largest, 0 to 1."""
         self._model, self._decay = model, decay
-        self.tensors = {name: tensor.detach().clone() for name, tensor in _tensors_of(self._model).items()}
+        self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(self._model).items()}
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
         """Updates the average with the model's weights."""
-        now = _tensors_of(self._model)
+        now = tensors_of(self._model)
         lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
         averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]
         lerp([self.tensors[name] for name in averaged], [now[name].detach() for name in averaged], 0)
@@ -254,5 +255,5 @@ class EMA:
             tensor.copy_(saved[name])
 
     def _swap(self) -> None:
-        for name, tensor in _tensors_of(self._model).items():
+        for name, tensor in tensors_of(self._model).items():
             tensor.data, self.tensors[name] = self.tensors[name], tensor.data

@@ -1,5 +1,6 @@
 """The losses of the further objectives, written out."""
 
+import json
 import math
 
 import pytest
@@ -8,8 +9,10 @@ from helpers.encoders import info_of
 from helpers.objectives import batch_of, build, mean_color_classes
 from pydantic import ValidationError
 
+from mae_vit.core.errors import InputError
 from mae_vit.models.patches import patchify
 from mae_vit.objectives import OBJECTIVES
+from mae_vit.testing import build_objective
 
 
 def test_color_loss_is_the_mean_over_positions():
@@ -40,6 +43,23 @@ def test_simmim_loss_is_the_absolute_error_of_masked_patches_and_hides_them():
     units = mask.reshape(8, 2, 2, 2, 2).transpose(2, 3).flatten(3)
     assert torch.equal(units.amin(-1), units.amax(-1))
     assert (mask.sum(1) == 12).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "img_size", "patch_size"),
+    [
+        *[("timm:resnet18", 80, 8), ("timm:resnet18", [96, 144], 16), ("SmallResNet", 30, 5)],
+        *[("timm:vit_tiny_patch16_224", 40, 8), ("timm:vit_small_patch14_dinov2", 48, 8)],
+    ],
+)
+def test_simmim_needs_cells_that_match_the_image(name, img_size, patch_size, said):
+    model = {"name": name, "img_size": img_size, "patch_size": patch_size}
+    with pytest.raises(InputError) as error:
+        build_objective({"name": "simmim", "mask_unit": 1}, model)
+    said(error)
+    nearest = json.loads(str(error.value).partition("model.img_size=")[2].rstrip(")"))
+    objective = build_objective({"name": "simmim", "mask_unit": 1}, {**model, "img_size": nearest})
+    assert torch.isfinite(objective(batch_of(objective)).loss)
 
 
 def test_supervised_loss_is_cross_entropy_with_smoothing():
