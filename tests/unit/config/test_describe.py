@@ -23,6 +23,17 @@ def test_a_key_is_explained(capsys):
     assert facts["presets"].startswith("0.00015: mae_base")
 
 
+def test_a_default_may_depend_on_a_choice():
+    blocks = [explain_key(key, SCHEMAS) for key in ("optim.betas", "optim.weight_decay", "data.lanes")]
+    defaults = [line.split(maxsplit=1)[1] for block in blocks for line in block if "  default" in line]
+    assert defaults == [
+        "[0.9, 0.95] (adamw, muon), [0.9, 0.999] (adam)",
+        "[0.9, 0.999] (adamw, adam, muon)",
+        "0.05 (adamw, muon), 0.0 (adam, sgd, lars)",
+        "8 (blocks)",
+    ]
+
+
 def test_a_branch_has_its_own_default_and_presets():
     blocks = "\n".join(explain_key("objective.mask_ratio=0.9", SCHEMAS)).split("\n\n")
     (simmim,) = (block for block in blocks if "name=simmim" in block)
