@@ -74,7 +74,7 @@ def _rows(model: type[BaseModel], prefix: str = "", *, whole: bool = True) -> It
                 yield from _rows(inner[0], f"{prefix}{name}.")
         elif name in known:
             key = f"{prefix}{name}"
-            kind, default = type_in_words(field.annotation), default_in_words(model, name)
+            kind, default = type_in_words(field.annotation), default_in_words(field)
             yield key, f"| `{key}` | {kind} | {default} | {known[name]} |"
         else:
             sys.exit(f"{prefix}{name} has no meaning: add it to the Attributes of {model.__name__}")

@@ -50,11 +50,6 @@ class Key:
         """The sentence of the docstring; empty for sections."""
         return meanings(self.model).get(self.path.rpartition(".")[2], "")
 
-    @property
-    def default(self) -> str:
-        """The default in words."""
-        return default_in_words(self.model, self.path.rpartition(".")[2])
-
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
     """Returns the meaning of each key of a section, from the Attributes of its docstring and its bases'."""
@@ -81,18 +76,10 @@ def type_in_words(annotation: Any) -> str:
     return _NAMES.get(annotation) or " or ".join(dict.fromkeys(parts))
 
 
-def default_in_words(model: type[BaseModel], name: str) -> str:
-    """Returns a key's default, for each choice that sets one; "required" or "none" if there is no value."""
-    field = model.model_fields[name]
+def default_in_words(field: FieldInfo) -> str:
+    """Returns a default; "required" or "none" if there is no value."""
     if field.is_required():
         return "required"
-    chosen: dict[str, list[str]] = {}
-    for kinds in getattr(model, "options", {}).values():
-        for choice, options in kinds.items():
-            if isinstance(options, Mapping) and name in options:
-                chosen.setdefault(f"`{_text(options[name])}`", []).append(choice)
-    if chosen:
-        return ", ".join(f"{value} ({', '.join(choices)})" for value, choices in chosen.items())
     default = field.get_default(call_default_factory=True)
     return "none" if default is None else f"`{_text(default)}`"
 
@@ -144,7 +131,7 @@ def _merged(keys: Sequence[Key]) -> list[Key]:
     """Joins keys of equal path, meaning and default, which several branches and jobs share."""
     merged: dict[Any, Key] = {}
     for key in keys:
-        same = (key.path, key.meaning, type_in_words(key.field.annotation), key.default)
+        same = (key.path, key.meaning, type_in_words(key.field.annotation), default_in_words(key.field))
         one = merged.setdefault(same, key)
         choice = one.choice if key.choice in one.choice.split(" or ") else f"{one.choice} or {key.choice}"
         merged[same] = replace(one, choice=choice, jobs=tuple(dict.fromkeys([*one.jobs, *key.jobs])))
@@ -154,7 +141,7 @@ def _merged(keys: Sequence[Key]) -> list[Key]:
 def _facts(key: Key) -> list[str]:
     facts = {
         "type": type_in_words(key.field.annotation).replace("`", ""),
-        "default": key.default.replace("`", ""),
+        "default": default_in_words(key.field).replace("`", ""),
         "meaning": key.meaning.replace("`", ""),
         **({"belongs": f"to {key.choice}"} if key.choice else {}),
         "for": ", ".join(key.jobs),

@@ -8,6 +8,7 @@ Shapes: B images, C channels, H W pixels, N patches, n cells of the encoder's ma
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,18 +32,20 @@ from mae_vit.objectives.reconstruction import (
 
 
 def _check_cells(encoder: Encoder) -> None:
-    """Raises InputError, which names the nearest size, if the cells of its tokens do not match an image."""
-    sides, cells = encoder.img_size, encoder.cell
-    filled = tuple(count * cell for count, cell in zip(encoder.feature_grid, cells, strict=True))
-    if filled == sides:
-        return
-    units = (math.lcm(cell, encoder.patch_size) for cell in cells)
-    near = [max(1, round(side / unit)) * unit for side, unit in zip(sides, units, strict=True)]
-    shown = str(near[0] if near[0] == near[1] else near).replace(" ", "")
-    raise InputError(
-        f"objective.name=simmim: this network's {encoder.feature_grid[0]} x {encoder.feature_grid[1]} cells of "
-        f"{cells[0]} x {cells[1]} px do not match {sides[0]} x {sides[1]} px (nearest: model.img_size={shown})"
-    )
+    """Raises InputError, which names the nearest size, if the cells of its map do not fill an image."""
+    embed: Any = getattr(getattr(encoder, "network", None), "patch_embed", None)
+    # A ViT leaves out pixels beside whole patches. Other networks have strides that are powers of two, and pad.
+    patch = embed.patch_size[0] if getattr(embed, "grid_size", None) == encoder.feature_grid else 0
+    near = []
+    for side, count in zip(encoder.img_size, encoder.feature_grid, strict=True):
+        unit = math.lcm(patch or 2 ** round(math.log2(side / count)), encoder.patch_size)
+        near.append(max(1, round(side / unit)) * unit if side % (patch or count) else side)
+    if near != [*encoder.img_size]:
+        size, grid = (" x ".join(map(str, pair)) for pair in (encoder.img_size, encoder.feature_grid))
+        raise InputError(
+            f"objective.name=simmim: this network's map of {grid} cells does not fill images of {size} px "
+            f"(nearest: model.img_size={str(near).replace(' ', '')})"
+        )
 
 
 class SimMIM(Objective):
@@ -57,7 +60,8 @@ class SimMIM(Objective):
         nn.init.normal_(self.mask_token, std=0.02)
         _check_cells(encoder)
         # Height and width in pixels of a token's prediction.
-        self._cell = encoder.cell
+        rows, columns = encoder.feature_grid
+        self._cell = (encoder.img_size[0] // rows, encoder.img_size[1] // columns)
         self.head = nn.Linear(encoder.embed_dim, self._cell[0] * self._cell[1] * encoder.in_chans)
         self.head.apply(init_transformer)
 

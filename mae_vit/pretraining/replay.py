@@ -23,7 +23,7 @@ from mae_vit.data.data_path import check_recorded
 from mae_vit.data.order.order import RankSlice, data_step
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data
-from mae_vit.pretraining.setup import build_objective, count_classes, describe_encoder
+from mae_vit.pretraining.setup import build_objective, describe_encoder
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint, newest_before
@@ -89,8 +89,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
         torch.cat([part.labels for part in parts]),
         SampleKeys(parts[0].keys.seed, parts[0].keys.epoch, index),
     )
-    classes = count_classes(config, data)
-    objective = build_objective(config, describe_encoder(config, data), num_classes=classes)
+    objective = build_objective(config, describe_encoder(config, data), num_classes=data.num_classes)
     weights = newest if step is None else newest_before(checkpoints, step, load_checkpoint)
     if weights is not None:
         saved = {**weights.state.parameters, **weights.state.buffers}

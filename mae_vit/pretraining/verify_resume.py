@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -51,7 +51,7 @@ _SETTINGS = (
     *("monitor.log_every_steps=1", f"monitor.evaluate_every_steps={_STEPS}", "monitor.probe_queries=0"),
     *("monitor.tensorboard=false", "monitor.trackers=null"),
 )
-_DIGITS, _ENCODER = "data/digits", "encoder.safetensors"
+_DIGITS = "data/digits"
 # Relative difference of losses above which another number of ranks computes something else. On digits it was 1e-7.
 _ROUNDING = 1e-4
 _POLL_S, _PATIENCE_S = 0.05, 600.0
@@ -108,9 +108,6 @@ def verify_resume(config: Path, overrides: Sequence[str], *, kills: int, folder:
             problems += [f"{name}: {text}" for text in _differences(killed, whole[ranks])]
         changing = [1 + number % 2 for number in range(parts[2] + 1)]
         elastic = _run(words, folder / "changing", changing, chance, bar)
-        # BatchNorm and noise depend on the images of a rank.
-        batch_norm = any(name.endswith("running_mean") for name in load_file(whole[1].folder / _ENCODER))
-        alike = not batch_norm and not any(settings.model.drops.values())
         images, equal = sum(map(len, elastic.images.values())), elastic.images == whole[1].images
         bar.write(
             f"killed {elastic.kills} times, on {' > '.join(map(str, changing))} ranks: {count_of(images, 'image')} and "
@@ -118,9 +115,10 @@ def verify_resume(config: Path, overrides: Sequence[str], *, kills: int, folder:
             f"{_loss_difference(elastic, whole[1]):.0e} at most",
             file=sys.stdout,
         )
-        problems += [
-            f"changing ranks: {text}" for text in _differences(elastic, whole[1], bits=False, losses=alike)
-        ]
+        weights = load_file(whole[1].folder / "encoder.safetensors")
+        if any(settings.model.drops.values()) or any(name.endswith("running_mean") for name in weights):
+            elastic = replace(elastic, losses=whole[1].losses)  # they depend on the images of each rank
+        problems += [f"changing ranks: {text}" for text in _differences(elastic, whole[1], bits=False)]
     return problems
 
 
@@ -131,17 +129,17 @@ def _loss_difference(one: Record, other: Record) -> float:
     return max(abs(one.losses[step] - loss) / abs(loss) for step, loss in other.losses.items())
 
 
-def _differences(one: Record, other: Record, *, bits: bool = True, losses: bool = True) -> list[str]:
-    """Says what differs from an undisturbed run, beyond rounding if not `bits`, but for losses if not `losses`."""
+def _differences(one: Record, other: Record, *, bits: bool = True) -> list[str]:
+    """Says what differs from an undisturbed run, beyond rounding if not `bits`."""
     found = []
     if steps := [step for step, images in other.images.items() if one.images.get(step) != images]:
         found.append(f"other images or crops in {count_of(len(steps), 'step')}, first in step {steps[0] + 1}")
     if bits and (steps := [step for step, loss in other.losses.items() if one.losses.get(step) != loss]):
         found.append(f"another loss in {count_of(len(steps), 'step')}, first in step {steps[0]}")
-    if losses and not bits and (difference := _loss_difference(one, other)) > _ROUNDING:
+    if not bits and (difference := _loss_difference(one, other)) > _ROUNDING:
         found.append(f"losses differ by {difference:.1e}, more than rounding does")
     if bits and one.weights != other.weights:
-        ours, theirs = (load_file(record.folder / _ENCODER) for record in (one, other))
+        ours, theirs = (load_file(record.folder / "encoder.safetensors") for record in (one, other))
         names = [name for name, tensor in theirs.items() if not tensor.equal(ours[name])]
         found.append(f"other weights: {', '.join(names[:3])}{' ...' * (len(names) > 3)} ({one.folder})")
     return found

@@ -5,17 +5,15 @@ Shapes: B batch, C channels, H W pixels, n cells of the map, D its width.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 import torch
-from timm.layers import PatchEmbed
 from timm.models import group_parameters
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.core.messages import error_reason
-from mae_vit.models.encoders.base import Encoder, Pair
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import SmallBiT, build_network
 from mae_vit.models.geometry import NetworkGeometry
 
@@ -64,19 +62,6 @@ class NetworkEncoder(Encoder):
         self.network = network
         self.embed_dim, *grid = self._map_shape(name)
         self.feature_grid = (grid[0], grid[1])
-
-    @property
-    def cell(self) -> Pair:
-        """Height and width in pixels of a cell of the map. Cells may cover more than the image, or less."""
-        embed = getattr(self.network, "patch_embed", None)
-        if isinstance(embed, PatchEmbed) and embed.grid_size == self.feature_grid:
-            return embed.patch_size  # pixels beside whole patches are left out
-        height, width = (
-            # Padding rounds up: strides are powers of two.
-            side // count if side % count == 0 else 2 ** round(math.log2(side / count))
-            for side, count in zip(self.img_size, self.feature_grid, strict=True)
-        )
-        return height, width
 
     @torch.no_grad()
     def _map_shape(self, name: str) -> tuple[int, ...]:

@@ -250,8 +250,7 @@ def recompute_blocks(model: nn.Module) -> None:
     blocks = [module for module in model.modules() if isinstance(module, BLOCKS)]
     if not blocks:
         raise InputError(
-            "train.activation_checkpointing=true has no effect without transformer blocks (timm's Block or EvaBlock); "
-            "leave it out"
+            "train.activation_checkpointing=true has no effect without timm's transformer blocks; leave it out"
         )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

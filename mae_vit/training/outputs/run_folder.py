@@ -123,10 +123,7 @@ class RunFolder:
             self.remote.upload_files()
 
     def lock(self) -> None:
-        """Locks the folder with `lock_run` until `unlock` or the end of the process.
-
-        An earlier run that this one replaces is moved to NAME.1, NAME.2, ... first.
-        """
+        """Locks the folder by `lock_run` until `unlock` or the process ends; first moves a replaced run to NAME.N."""
         if self.replaces:
             names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
             moved = next(path for path in names if not path.exists())

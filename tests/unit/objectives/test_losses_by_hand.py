@@ -117,12 +117,13 @@ def test_joint_is_the_weighted_sum():
     ("name", "options", "geometry", "expected"),
     [
         ("simmim", {"mask_unit": 3}, {}, "^mask_unit=3"),
-        ("simmim", {"mask_ratio": 0.01}, {"img_size": (8, 8)}, "^mask_ratio=0.01"),
+        ("simmim", {"mask_unit": 2}, {"img_size": (8, 8)}, "^mask_unit=2 covers"),
+        ("simmim", {"mask_unit": 1}, {"img_size": (4, 4)}, "^mask_unit=1 covers.*patch_size"),
         ("supervised", {}, {"num_classes": 0}, "^name=.*labels"),
         ("joint", {"mae": {"mask_ratio": 0.99}}, {}, "^mae.mask_ratio=0.99"),
         ("mae", {"decode_ratio": 0.04}, {}, r"^decode_ratio=0.04.*0\.0833 to 1"),
         ("mae", {"mask_unit": 4}, {"img_size": (56, 56)}, "^mask_unit=4.*14 x 14"),
-        ("mae", {"mask_unit": 4}, {}, "^mask_ratio=0.75"),
+        ("mae", {"mask_unit": 4}, {}, "^mask_unit=4 covers"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, options, geometry, expected):
@@ -131,6 +132,16 @@ def test_what_does_not_fit_is_refused(name, options, geometry, expected):
     with pytest.raises(ValueError, match=expected):
         section.check(info_of(**geometry).geometry, num_classes)
     OBJECTIVES["mae"].model_validate({"name": "mae"}).check(info_of().geometry, 0)
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 10, 100])
+def test_the_mask_ratios_that_a_message_asks_for_are_taken(side):
+    geometry = info_of(img_size=(4 * side, 4)).geometry
+    with pytest.raises(ValueError, match="none of") as error:
+        OBJECTIVES["mae"].model_validate({"name": "mae", "mask_ratio": 0.9999}).check(geometry, 0)
+    for ratio in str(error.value).partition("give ")[2].split(" to "):
+        section = OBJECTIVES["mae"].model_validate({"name": "mae", "mask_ratio": float(ratio)})
+        section.check(geometry, 0)
 
 
 @pytest.mark.parametrize(
