@@ -34,7 +34,7 @@ _JOBS = {
 _VERIFY_RESUME = """Train a small run undisturbed, on 1 and on 2 ranks. Train it again, kill it (SIGKILL) at random
 moments, also changing between 1 and 2 ranks, and resume it by the same command. On the same number of ranks the
 weights must be equal to the bit; on another number the order, the images and their crops must be equal, and the
-losses up to rounding. Runs on CPUs. Exit with 1 if anything differs, and say what."""
+losses (without BatchNorm and noise) up to rounding. Runs on CPUs. Exit with 1 if anything differs, and say what."""
 # The `deepspeed` launcher puts this in front of all arguments.
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 

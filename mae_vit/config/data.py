@@ -117,8 +117,8 @@ class DataSection(Section):
         split: split to train on.
         source: keep decoded images in memory, or read the shards. `auto` keeps images of one size, if they fit.
         order: "global" permutes all images. With "blocks" a rank reads only the shards of its lanes, a few at a time.
-        lanes: parts of an epoch that read different shards, with `order=blocks`.
-        block_shards: shards of a lane that `order=blocks` mixes.
+        lanes: parts of an epoch that read different shards, with `order=blocks` (null: 8).
+        block_shards: shards of a lane that `order=blocks` mixes (null: 4).
         workers: decoding processes of a rank.
         memory_limit_gib: largest size of the images that are kept in memory.
         repeats: the number of views (crops) of each image in a batch. The image is decoded once for all of them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,7 +125,8 @@ def _explain(document: Document, path: Sequence[str], problem: Any) -> tuple[str
     if isinstance(value, str) and isinstance(choices, str):
         hint = closest(value, choices.replace(" or ", ", ").replace("'", "").split(", "))
     if kind in ("list_type", "tuple_type") and isinstance(value, str | float):
-        hint = f"write a list as [{str(value).strip('()[] ')}]"
+        sides = re.sub(r"^(\d+) ?x ?(\d+)$", r"\1,\2", str(value))  # 64x96
+        hint = f"write a list as [{sides.strip('()[] ')}]"
     elif value in ("None", "none", "nil"):
         hint = hint or "write null for none"
     return begin, problem["msg"][:1].lower() + problem["msg"][1:] + (f"; {hint}" if hint else "")

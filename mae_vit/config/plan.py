@@ -174,13 +174,14 @@ def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, view
     if of_rank % unit == 0:
         fitting = [part for part in range(unit, of_rank + 1, unit) if of_rank % part == 0]
         nearest = f"train.batch_size_per_device={min(fitting, key=lambda part: abs(part - size))}"
-    elif plan.accumulation == 1:
-        nearest = f"train.effective_batch_size={nearest_multiple(batch, unit * world_size)}"
     else:
         # With several micro-batches, each must hold whole groups.
-        part = nearest_multiple(size, unit)
-        nearest = f"train.effective_batch_size={nearest_multiple(batch, part * world_size)}"
-        nearest += f" train.batch_size_per_device={part}"
+        part = unit if plan.accumulation == 1 else nearest_multiple(size, unit)
+        whole = nearest_multiple(batch, part * world_size)
+        nearest = f"train.effective_batch_size={whole}"
+        nearest += f" train.batch_size_per_device={part}" * (plan.accumulation > 1)
+        if whole > plan.num_samples and views > 1:
+            nearest = f"objective.group_size={size // views}"
     raise InputError(f"{why}, so {unit} must divide micro-batches of {size} images (nearest: {nearest})")
 
 

@@ -31,9 +31,10 @@ class OptimSection(Section):
         blr: learning rate per 256 samples of effective batch (MAE Sec. A.1); give either `blr` or `lr`.
         lr: peak learning rate.
         min_lr: learning rate at the end.
-        betas: decays of the moments of `adamw` and `adam`, and of `muon` beside the matrices of blocks.
-        momentum: momentum of `sgd`, `lars` and `muon`.
-        weight_decay: weight decay; decoupled for `adamw` and `muon`.
+        betas: decays of the moments of `adamw` and `adam`, and of `muon` beside the matrices of blocks (null:
+            [0.9, 0.95] in pretraining with `adamw` and `muon`, else [0.9, 0.999]).
+        momentum: momentum of `sgd` and `lars` (null: 0.9) and of `muon` (null: 0.95).
+        weight_decay: weight decay; decoupled for `adamw` and `muon`; by default 0.0 for `adam`, `sgd` and `lars`.
         clip_grad: largest norm of the gradient; larger ones are clipped.
     """
 

@@ -74,6 +74,8 @@ class PlainOrFusedAttention(Attention):
         return mixed.view(batch, heads, length, -1).transpose(1, 2).flatten(2)
 
 
+# Kernels that a CPU lacks.
+GPU_KERNELS = ("cudnn", "efficient")
 # Kernels of PyTorch's fused attention, by the names of `train.attention`.
 _BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -93,7 +95,7 @@ def choose_attention(model: nn.Module, device: torch.device, kernel: str = "auto
     Raises InputError for a kernel that the device or the model does not have.
     """
     set_fused_attention(model, is_fused(device, kernel))
-    if device.type == "cpu" and kernel in ("cudnn", "efficient"):
+    if device.type == "cpu" and kernel in GPU_KERNELS:
         raise InputError(f"train.attention={kernel} needs a GPU; a CPU has plain and flash")
     attending = [module for module in model.modules() if hasattr(module, "fused_attn")]
     ours = [module for module in attending if isinstance(module, PlainOrFusedAttention)]

@@ -46,12 +46,12 @@ def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
     return grid[image, :, ids // columns, :, ids % columns].flatten(2)  # (B, M, C, P, P) -> (B, M, C*P*P)
 
 
-def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> Tensor:
-    """Inverts `patchify`: (B, N, P*P*C) -> (B, C, H, W)."""
-    p = patch_size
-    rows, columns = img_size[0] // p, img_size[1] // p
-    grid = patches.reshape(patches.shape[0], rows, columns, p, p, -1)  # (B, R, K, P, P, C)
-    return grid.permute(0, 5, 1, 3, 2, 4).reshape(patches.shape[0], -1, rows * p, columns * p)
+def unpatchify(patches: Tensor, patch_size: int | tuple[int, int], img_size: tuple[int, int]) -> Tensor:
+    """Inverts `patchify`, for patches of any height and width too: (B, N, P*P*C) -> (B, C, H, W)."""
+    height, width = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    rows, columns = img_size[0] // height, img_size[1] // width
+    grid = patches.reshape(patches.shape[0], rows, columns, height, width, -1)  # (B, R, K, P, P, C)
+    return grid.permute(0, 5, 1, 3, 2, 4).reshape(patches.shape[0], -1, rows * height, columns * width)
 
 
 def mean_color_bins(images: Tensor, patch_size: int) -> Tensor:

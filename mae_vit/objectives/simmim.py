@@ -7,11 +7,15 @@ Shapes: B images, C channels, H W pixels, N patches, n cells of the encoder's ma
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.models.masking import unit_masking
@@ -27,6 +31,23 @@ from mae_vit.objectives.reconstruction import (
 )
 
 
+def _check_cells(encoder: Encoder) -> None:
+    """Raises InputError, which names the nearest size, if the cells of its map do not fill an image."""
+    embed: Any = getattr(getattr(encoder, "network", None), "patch_embed", None)
+    # A ViT leaves out pixels beside whole patches. Other networks have strides that are powers of two, and pad.
+    patch = embed.patch_size[0] if getattr(embed, "grid_size", None) == encoder.feature_grid else 0
+    near = []
+    for side, count in zip(encoder.img_size, encoder.feature_grid, strict=True):
+        unit = math.lcm(patch or 2 ** round(math.log2(side / count)), encoder.patch_size)
+        near.append(max(1, round(side / unit)) * unit if side % (patch or count) else side)
+    if near != [*encoder.img_size]:
+        size, grid = (" x ".join(map(str, pair)) for pair in (encoder.img_size, encoder.feature_grid))
+        raise InputError(
+            f"objective.name=simmim: this network's map of {grid} cells does not fill images of {size} px "
+            f"(nearest: model.img_size={str(near).replace(' ', '')})"
+        )
+
+
 class SimMIM(Objective):
     """Mask tokens replace masked patches; a linear head predicts pixels with an L1 loss (SimMIM Sec. 3)."""
 
@@ -37,6 +58,7 @@ class SimMIM(Objective):
         width = encoder.embed_dim if self._replaces else encoder.in_chans
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         nn.init.normal_(self.mask_token, std=0.02)
+        _check_cells(encoder)
         # Height and width in pixels of a token's prediction.
         rows, columns = encoder.feature_grid
         self._cell = (encoder.img_size[0] // rows, encoder.img_size[1] // columns)
@@ -62,11 +84,7 @@ class SimMIM(Objective):
         masked = unpatchify(mask[..., None].expand(-1, -1, p * p), p, encoder.img_size)  # (B, 1, H, W)
         color = self.mask_token.to(images.dtype).view(1, -1, 1, 1)
         cells = self.head(encoder.forward_features(torch.where(masked > 0, color, images))).float()
-        rows, columns = encoder.feature_grid
-        height, width = self._cell
-        grid = cells.view(-1, rows, columns, height, width, encoder.in_chans)
-        pixels = grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # (B, C, H, W)
-        return patchify(pixels, p)
+        return patchify(unpatchify(cells, self._cell, encoder.img_size), p)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean absolute error over masked patches."""

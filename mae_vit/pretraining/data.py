@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -77,14 +76,19 @@ class Data(TrainingData):
     probe_split: ProbeSplit
     picture_bands: Sequence[int | str] | None
 
-    @cached_property
+    @property
     def num_classes(self) -> int:
-        """Number of classes; 0 if any image has no label. Reads all labels: 2 GB at 100 million images."""
-        unlabeled = (np.asarray(self.source.labels) == NO_LABEL).any()
-        return 0 if unlabeled else len(self.index.dataset.classes)
+        """Number of classes."""
+        return len(self.index.dataset.classes)
 
-    def check_held_out_labels(self) -> None:
-        """Raises InputError if no held-out image has a label, which an objective with labels needs."""
+    def check_labels(self) -> None:
+        """Raises InputError unless all training images and some held-out ones have labels; reads all labels."""
+        unlabeled = int((np.asarray(self.source.labels) == NO_LABEL).sum())
+        if unlabeled and self.num_classes:
+            raise InputError(
+                f'{unlabeled:,} of {self.num_samples:,} images of split "{self.index.split}" have no label, and this '
+                "objective needs one of each; prepare labeled images alone, or give objective.name=mae"
+            )
         index = self.held_out_index
         if index is None or (index.labels >= 0).any():
             return
@@ -113,7 +117,7 @@ class Data(TrainingData):
             places=torch.from_numpy(places),
             labels=torch.from_numpy(np.concatenate(labels).astype(np.int64)),
             num_support=len(probe.support),
-            num_classes=len(self.index.dataset.classes),
+            num_classes=self.num_classes,
         )
 
     def held_out(self, ranks: Ranks, *, images: int, batch_size: int) -> HeldOut | None:

@@ -23,10 +23,11 @@ from mae_vit.data.data_path import check_recorded
 from mae_vit.data.order.order import RankSlice, data_step
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data
-from mae_vit.pretraining.setup import build_objective, count_classes, describe_encoder
+from mae_vit.pretraining.setup import build_objective, describe_encoder
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint, newest_before
+from mae_vit.training.engines.state import tensors_of
 
 # Images in the picture.
 SHOWN, _IMAGES_IN_A_ROW = 32, 16
@@ -88,11 +89,13 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
         torch.cat([part.labels for part in parts]),
         SampleKeys(parts[0].keys.seed, parts[0].keys.epoch, index),
     )
-    classes = count_classes(config, data)
-    objective = build_objective(config, describe_encoder(config, data), num_classes=classes)
+    objective = build_objective(config, describe_encoder(config, data), num_classes=data.num_classes)
     weights = newest if step is None else newest_before(checkpoints, step, load_checkpoint)
     if weights is not None:
-        objective.load_state_dict({**weights.state.parameters, **weights.state.buffers})
+        saved = {**weights.state.parameters, **weights.state.buffers}
+        # Each once, as saved: `state_dict` lists a shared encoder several times.
+        for name, tensor in tensors_of(objective).items():
+            tensor.copy_(saved[name])
     pictures = objective.to(device).eval().pictures(batch.to(device))
     return Replay(
         batch=batch,

@@ -48,7 +48,7 @@ class Setup(startup.TrainingSetup):
 
     def build(self) -> Objective:
         """Builds encoder and objective, initialized from the run's seed."""
-        return build_objective(self.config, self.info, num_classes=count_classes(self.config, self.data))
+        return build_objective(self.config, self.info, num_classes=self.data.num_classes)
 
     def time_steps(self, precision: Precision) -> StepTime | None:
         """Times some steps; None if the network is too large to try."""
@@ -98,7 +98,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
-        data.check_held_out_labels()
+        data.check_labels()
     plan = make_plan(
         config,
         num_samples=data.num_samples,
@@ -107,15 +107,18 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     )
     if grouping := config.objective.grouping:
         check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())
+        least = getattr(config.objective, "group_size", 0) * ranks.world_size
+        images = min(config.monitor.evaluate_images, len(data.held_out_index or ()))
+        if 0 < images < least:
+            note = (
+                f"{images} held-out images are less than a group (objective.group_size) for each rank, so not all are "
+                f"contrasted, or none; it takes {least}, with monitor.evaluate_images={least}"
+            )
+            plan = replace(plan, notes=(*plan.notes, note))
     info = describe_encoder(config, data)
-    size, classes = plan.batch_size_per_device, count_classes(config, data)
-    costs = estimate_costs(config, info, num_classes=classes, batch_size_per_device=size)
+    size = plan.batch_size_per_device
+    costs = estimate_costs(config, info, num_classes=data.num_classes, batch_size_per_device=size)
     return Setup(config, ranks, device, data, plan, info, costs)
-
-
-def count_classes(config: PretrainConfig, data: Data) -> int:
-    """Returns the number of classes; 0 if the objective uses no labels."""
-    return data.num_classes if config.objective.uses_labels else 0
 
 
 def estimate_costs(
@@ -143,8 +146,7 @@ def least_kept(setup: Setup) -> int:
     assert precision != "auto", "`settle_precision` comes first"
     if choose_compiling(config, setup.plan, setup.device, setup.costs).on:
         return 0
-    classes = count_classes(config, setup.data)
-    step = _meta_step(config, setup.info, classes, setup.plan.batch_size_per_device)
+    step = _meta_step(config, setup.info, setup.data.num_classes, setup.plan.batch_size_per_device)
     return step.kept_bytes(precision, fused_attention=is_fused(setup.device, config.train.attention))
 
 

@@ -36,6 +36,7 @@ OTHER_RANK = "the request of another rank"
 def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
     """Trains from `checkpoint`, or from the beginning, to the end or to a signal."""
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
+    run_on_rank_zero(setup.folder.lock, setup.engine.ranks)
     quarantine = Quarantine(
         setup.folder.quarantine,
         setup.engine.ranks,
@@ -46,7 +47,6 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
     )
     if quarantine.excess:
         raise InputError(quarantine.excess)
-    run_on_rank_zero(setup.folder.lock, setup.engine.ranks)
     try:
         trainer = build_trainer(setup, job, checkpoint, quarantine)
         outcome, lines = _train(trainer, checkpoint)

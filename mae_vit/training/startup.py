@@ -84,22 +84,6 @@ def _find_explicit(path: Path, *, warn: bool) -> CheckpointInfo:
     raise InputError(f"--resume {path} {what}; give a run folder or a checkpoint")
 
 
-def _set_aside(folder: RunFolder) -> None:
-    """Moves an existing run folder to NAME.1, NAME.2, ...; raises InputError if it is behind a URL."""
-    if folder.remote:
-        if folder.read_status() or list_checkpoints(folder.checkpoints):
-            raise InputError(f"--resume never: {folder.shown()} has a run; {folder.otherwise}")
-        return
-    if not folder.path.exists():
-        return
-    number = 1
-    while (moved := folder.path.with_name(f"{folder.path.name}.{number}")).exists():
-        number += 1
-    folder.path.rename(moved)
-    print(f"moved the earlier run {folder.path} to {moved}")
-    folder.unlock()
-
-
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound="Setup")
 T = TypeVar("T", bound="TrainingSetup")
@@ -241,7 +225,9 @@ def resume_or_start(
         if asked.resume == "never" and is_requeued_run(folder.path):
             asked = replace(asked, resume="auto")
         if asked.resume == "never":
-            _set_aside(folder)
+            if folder.remote and (folder.read_status() or list_checkpoints(folder.checkpoints)):
+                raise InputError(f"--resume never: {folder.shown()} has a run; {folder.otherwise}")
+            folder.replaces = folder.remote is None and folder.path.exists()
         checkpoint = _find_checkpoint(folder, asked, identity)
         if saves and checkpoint is None:
             check_resumable(folder, extend=arguments.extend)

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from mae_vit.cli.main import main
+from mae_vit.config.presets import find_config
+from mae_vit.pretraining import verify_resume
 from mae_vit.pretraining.verify_resume import Record, _differences
 
 SMALL = ["model.embed_dim=32", "model.depth=1", "objective.decoder_embed_dim=32", "objective.decoder_depth=1"]
@@ -49,6 +51,23 @@ def test_differences_are_named(record, tmp_path, said):
     )
     for text in _differences(wrong, record, bits=False):
         said(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "tensor", "counts"),
+    [([], "a", True), (["model.drop_rate=0.1"], "a", False), ([], "norm.running_mean", False)],
+)
+def test_losses_on_other_ranks_count_without_noise_and_batch_norm(
+    record, digits, tmp_path, monkeypatch, words, tensor, counts
+):
+    def run(words, folder, ranks, chance, bar):
+        return replace(record, losses={1: 0.5, 2: 0.41, 3: 0.3}) if folder.name == "changing" else record
+
+    monkeypatch.setattr(verify_resume, "_run", run)
+    save_file({tensor: torch.zeros(2)}, tmp_path / "encoder.safetensors")
+    config = find_config("mae_digits")
+    problems = verify_resume.verify_resume(config, [f"data.path={digits}", *words], kills=3, folder=tmp_path)
+    assert bool(problems) == counts
 
 
 def test_bad_options_are_one_line(tmp_path, capsys, said):

@@ -287,9 +287,9 @@ def init_transformer(module: nn.Module) -> None:
 def adapt_patch_projection(weight: Tensor, channels: int) -> tuple[Tensor, str]:
     """Adapts a patch projection (D, C, P, P) to another number of channels; returns it with a phrase on the change.
 
-    Weights are scaled by old / new channels, so that an image whose channels are all equal keeps its embedding (as in
-    timm's `adapt_input_conv`, which starts from 3 channels). More channels take the old ones in turn (0, 1, 2, 0, 1,
-    ...); fewer take the mean of all, because turns would drop some.
+    Weights are scaled by old / new channels, as in timm's `adapt_input_conv`. More channels take the old ones in turn
+    (0, 1, 2, 0, 1, ...); fewer take the mean of all, because turns would drop some. An image whose channels are all
+    equal keeps its embedding if each old channel is taken equally often.
     """
     old = weight.shape[1]
     scale = old / channels

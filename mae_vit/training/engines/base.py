@@ -16,7 +16,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,6 +26,7 @@ from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.process_group import leave
 from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.training.engines.compiled_cache import keep_compiled
+from mae_vit.training.engines.cost import BLOCKS
 from mae_vit.training.engines.precision import Autocast, Precision
 from mae_vit.training.engines.state import EMA, LossScale, Staging, TrainState, persistent_buffers
 from mae_vit.training.optim import OptimizerOptions, make_optimizer
@@ -247,10 +247,10 @@ def recompute_blocks(model: nn.Module) -> None:
 
     Names and results stay the same. A block that `encoders.vit.block_for_queries` runs in parts keeps its activations.
     """
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    blocks = [module for module in model.modules() if isinstance(module, BLOCKS)]
     if not blocks:
         raise InputError(
-            "train.activation_checkpointing=true has no effect without transformer blocks (timm's Block); leave it out"
+            "train.activation_checkpointing=true has no effect without timm's transformer blocks; leave it out"
         )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

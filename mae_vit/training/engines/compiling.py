@@ -27,7 +27,7 @@ _EAGER = 1.4
 # between 79 us (that of Ti/4 compiled, on an H200's machine) and the 25 us that steps of B/16 leave room for; Ti/4 with
 # 256 images as CUDA graphs (5.1 ms, of which kernels 2.9).
 _EAGER_S, _COMPILED_S, _GRAPHS_S = 96e-6, 50e-6, 5e-6
-# The peak in FLOP/s that we assume for GPUs without an entry in `cost`: about that of an RTX 4090.
+# The peak in FLOP/s that we assume for GPUs without an entry in `cost`, and in fp32: about that of an RTX 4090.
 _UNKNOWN_PEAK = 165e12
 # The oldest compute capability that Triton supports (torch._inductor: `has_triton`).
 _OLDEST_GPU = (7, 0)
@@ -79,7 +79,8 @@ def choose_compiling(config: Config, plan: Plan, device: torch.device, costs: Es
     reason = _why_not(config, plan, device) if costs else "the costs of a step are unknown"
     if reason or costs is None:
         return Compiling(False, f"train.compile=auto, {reason}")
-    seconds = predict_seconds(costs, plan.batch_size_per_device, peak_flops(device, "bf16") or _UNKNOWN_PEAK)
+    peak = peak_flops(device, config.train.precision) or _UNKNOWN_PEAK
+    seconds = predict_seconds(costs, plan.batch_size_per_device, peak)
     refused = _why_no_graphs(config, plan) if seconds.graphs < seconds.compiled else None
     graphs = seconds.graphs < seconds.compiled and not refused
     faster = seconds.graphs if graphs else seconds.compiled

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import Block
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +20,8 @@ from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives.objective import Task
 from mae_vit.training.engines.precision import Precision, autocast
 
+# Transformer blocks, which `train.activation_checkpointing` computes again.
+BLOCKS = (Block, EvaBlock)
 # Bucket size on GPUs at ZeRO 1 to 3, in float32 elements. DeepSpeed's default is 500 M.
 ZERO_BUCKET = 25_000_000
 # Largest number of weights that ZeRO 3 keeps gathered: DeepSpeed's default of `stage3_max_live_parameters`.
@@ -176,7 +179,7 @@ class _Activations:
         self._inside: dict[int, int] | None = None
         self._largest_block = 0
         for module in model.modules() if recomputed else ():
-            if isinstance(module, Block):
+            if isinstance(module, BLOCKS):
                 module.register_forward_pre_hook(self._enter)
                 module.register_forward_hook(self._leave)
 

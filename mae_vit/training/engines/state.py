@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,6 +65,8 @@ class LossScale:
 _CHUNK = 1 << 27
 # Bytes; a multiple of every dtype's size.
 _ALIGN = 64
+# A GPU copies to page-locked memory at full speed, without the host.
+_pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -79,14 +81,9 @@ class Staging:
     queued, and `wait` waits for all of them. On a CPU each copy is new memory.
     """
 
-    def __init__(
-        self, device: torch.device, *, copies: bool, allocate: Callable[[int], Tensor] | None = None
-    ) -> None:
-        """Allocates nothing yet; `allocate` makes a reusable buffer of so many bytes, by default pinned for a GPU."""
+    def __init__(self, device: torch.device, *, copies: bool) -> None:
+        """Allocates nothing yet."""
         self._device, self._copies = device, copies
-        # A GPU copies to page-locked memory at full speed, without the host.
-        pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
-        self._allocate = allocate or (pinned if device.type == "cuda" else None)
         self._chunks: list[Tensor] = []
         self._used: list[int] = []
 
@@ -111,22 +108,22 @@ class Staging:
             torch.cuda.current_stream(self._device).synchronize()
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        if self._allocate is None:
+        if self._device.type != "cuda":
             return to_host(tensor)
-        target = self._room(tensor.nbytes, self._allocate).view(tensor.dtype).view(tensor.shape)
+        target = self._room(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
         # Queued in the compute stream: the copy runs before any later change of the tensor.
         return target.copy_(tensor, non_blocking=True)
 
-    def _room(self, size: int, allocate: Callable[[int], Tensor]) -> Tensor:
+    def _room(self, size: int) -> Tensor:
         """Returns the first free `size` bytes. Saves with the same sequence of sizes get the same bytes."""
         for number, chunk in enumerate(self._chunks):
             begin = self._used[number]
             if begin + size <= len(chunk):
                 self._used[number] = -(-(begin + size) // _ALIGN) * _ALIGN
                 return chunk[begin : begin + size]
-        self._chunks.append(allocate(max(_CHUNK, 1 << (size - 1).bit_length())))
+        self._chunks.append(_pinned(max(_CHUNK, 1 << (size - 1).bit_length())))
         self._used.append(0)
-        return self._room(size, allocate)
+        return self._room(size)
 
 
 @dataclass(frozen=True)
@@ -204,13 +201,14 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Returns a model's parameters and persistent buffers by name, each once."""
     return {**dict(model.named_parameters()), **persistent_buffers(model)}
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies a model's parameters and persistent buffers to the CPU. This process must hold them whole."""
-    return {name: to_host(tensor) for name, tensor in _tensors_of(model).items()}
+    return {name: to_host(tensor) for name, tensor in tensors_of(model).items()}
 
 
 class EMA:
@@ -227,12 +225,12 @@ class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Starts at the weights of `model`, which this rank must hold whole; `decay` is the largest, 0 to 1."""
         self._model, self._decay = model, decay
-        self.tensors = {name: tensor.detach().clone() for name, tensor in _tensors_of(self._model).items()}
+        self.tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(self._model).items()}
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
         """Updates the average with the model's weights."""
-        now = _tensors_of(self._model)
+        now = tensors_of(self._model)
         lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
         averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]
         lerp([self.tensors[name] for name in averaged], [now[name].detach() for name in averaged], 0)
@@ -254,5 +252,5 @@ class EMA:
             tensor.copy_(saved[name])
 
     def _swap(self) -> None:
-        for name, tensor in _tensors_of(self._model).items():
+        for name, tensor in tensors_of(self._model).items():
             tensor.data, self.tensors[name] = self.tensors[name], tensor.data

@@ -13,6 +13,7 @@ import torch
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.data.training_data import TrainingData
+from mae_vit.models.attention import GPU_KERNELS
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.base import Engine
@@ -79,8 +80,8 @@ def time_steps(
     if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:
         return None
     alone = {"engine": "torch", "zero_stage": 0, "compile": False}
-    if device.type == "cpu":  # a plan for a GPU may name a kernel that this machine lacks
-        alone["attention"] = "auto"
+    if device.type == "cpu" and config.train.attention in GPU_KERNELS:
+        alone["attention"] = "auto"  # a plan for a GPU may name a kernel that this machine lacks
     config = config.model_copy(
         update={"train": config.train.model_copy(update={**alone, "precision": precision})}
     )

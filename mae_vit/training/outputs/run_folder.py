@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -41,6 +42,7 @@ class RunFolder:
 
     Attributes:
         remote: the folder behind a URL whose local copy this is; None without one.
+        replaces: whether an earlier run here counts as none, and `lock` moves it aside.
     """
 
     def __init__(self, path: Path, remote: RemoteRun | None = None) -> None:
@@ -55,6 +57,7 @@ class RunFolder:
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
         self.plan = path / "plan.txt"
+        self.replaces = False
         self._lock: BinaryIO | None = None
         self._facts: dict[str, bytes] | None = None
 
@@ -108,7 +111,7 @@ class RunFolder:
         if self._facts is not None:
             return self._facts.get(name, b"").decode()
         path = self.path / name
-        return path.read_text() if path.exists() else ""
+        return path.read_text() if path.exists() and not self.replaces else ""
 
     def bring(self, checkpoint: Path) -> Path:
         """Returns this node's folder of a checkpoint that rank 0 has; raises OSError."""
@@ -120,7 +123,14 @@ class RunFolder:
             self.remote.upload_files()
 
     def lock(self) -> None:
-        """Locks the folder with `lock_run` until `unlock` or the end of the process."""
+        """Locks the folder by `lock_run` until `unlock` or the process ends; first moves a replaced run to NAME.N."""
+        if self.replaces:
+            names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
+            moved = next(path for path in names if not path.exists())
+            self.path.rename(moved)
+            print(f"moved the earlier run {self.path} to {moved}")
+            self.replaces = False
+            self.unlock()
         self._lock = self._lock or lock_run(self.path)
 
     def unlock(self) -> None:

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 
 from mae_vit.core.errors import EXIT_FAILED, EXIT_INPUT
 from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.selection import Selection
 from mae_vit.data.prepare.sources.downloads import DATASETS
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import BUILT_IN
@@ -52,6 +53,19 @@ def test_a_run_that_cannot_be_is_one_line(digits, tmp_path, capsys, words):
     assert call(digits, tmp_path / "run", *words.split()) == EXIT_INPUT
     assert REFUSED[words] in one_line(capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_held_out_images_of_less_than_a_group_are_noted(digits, tmp_path, capsys):
+    words = [
+        "objective={name: contrastive}",
+        "data.repeats=2",
+        "data.augment.crop=random_resized",
+        "--dry-run",
+    ]
+    assert call(digits, tmp_path / "run", *words, "monitor.evaluate_images=40") == 0
+    assert "40 held-out images are less than a group" in capsys.readouterr().out
+    assert call(digits, tmp_path / "run", *words, "monitor.evaluate_images=64") == 0
+    assert "less than a group" not in capsys.readouterr().out
 
 
 def test_folders_that_do_not_serve(digits, tmp_path, capsys):
@@ -168,6 +182,14 @@ def test_held_out_images_without_labels_of_a_supervised_run(tmp_path, capsys):
     assert main(supervised) == EXIT_INPUT
     assert 'split "test"' in one_line(capsys)
     assert not (tmp_path / "run").exists()
+    # Training images without labels are counted.
+    more = tmp_path / "more"
+    (tmp_path / "images" / "test").rename(more)
+    added = Selection(extra=[find_images(str(more), out=data)])
+    prepare([find_images(str(tmp_path / "images"), out=data)], tmp_path / "some", selection=added)
+    capsys.readouterr()
+    assert main([*supervised, f"data.path={tmp_path / 'some'}"]) == EXIT_INPUT
+    assert '30 of 60 images of split "train" have no label' in one_line(capsys)
     # Others do without.
     assert call(data, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
     assert "probe       none: split" in capsys.readouterr().out

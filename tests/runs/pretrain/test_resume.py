@@ -99,8 +99,14 @@ def test_what_may_change_may_change(call, tmp_path, capsys):
     assert len(saved_steps(tmp_path / "run")) == 1
 
 
-def test_never_begins_again_and_keeps_the_old_run(call, tmp_path, encoder):
+def test_never_begins_again_and_keeps_the_old_run(call, tmp_path, encoder, capsys):
     assert call() == 0
+    # What is refused moves nothing.
+    for words in (["model.init=nowhere.safetensors"], ["model.family=vit_rope", "train.attention=flash"]):
+        assert call("--resume", "never", *words) == 2
+        assert not (tmp_path / "run.1").exists()
+    assert call("--dry-run", *words) == 2
+    assert "error: train.attention=flash" in capsys.readouterr().err
     assert call("--resume", "never", "run.seed=3") == 0
     assert summary_of(tmp_path / "run.1")["status"] == "done"
     assert encoder("run") != encoder("run.1")

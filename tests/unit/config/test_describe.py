@@ -6,9 +6,11 @@ from helpers.commands import one_line
 from mae_vit.cli.main import main
 from mae_vit.comparison.config import CompareConfig
 from mae_vit.config import describe
-from mae_vit.config.describe import explain_key
+from mae_vit.config.data import DataSection
+from mae_vit.config.describe import explain_key, meanings
 from mae_vit.config.keys import key_paths
-from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.config.schema import OptimSection
+from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneOptimSection
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 SCHEMAS = {"pretraining": PretrainConfig, "fine-tuning": FinetuneConfig, "comparing": CompareConfig}
@@ -21,6 +23,15 @@ def test_a_key_is_explained(capsys):
     assert (facts["type"], facts["default"], facts["for"]) == ("number", "none", "pretraining, fine-tuning")
     assert "per 256 samples" in facts["meaning"]
     assert facts["presets"].startswith("0.00015: mae_base")
+
+
+@pytest.mark.parametrize("section", [OptimSection, FinetuneOptimSection, DataSection])
+def test_a_default_that_depends_on_a_choice_is_in_the_meaning(section):
+    for kinds in section.options.values():
+        for options in kinds.values():
+            for name, default in options.items() if isinstance(options, dict) else ():
+                known = (meanings(section)[name], str(section.model_fields[name].default))
+                assert any(str(default) in text for text in known), (name, default)
 
 
 def test_a_branch_has_its_own_default_and_presets():

@@ -77,6 +77,7 @@ BAD = {
     "optim.lr=.inf": "optim.lr=inf",
     "model.img_size=(32,32)": "[32,32]",
     "model.img_size=32,32": "[32,32]",
+    "model.img_size=8x8": "[8,8]",
     "monitor.trackers=wandb": "[wandb]",
     "monitor.trackers=[wandb,wandb]": "trackers",
     "monitor.trackers=[wand]": 'did you mean "wandb"',

@@ -69,6 +69,18 @@ def test_views_of_an_image_and_micro_batches_hold_whole_groups():
             check_grouping(planned, world_size, repeats=repeats, **grouping)
 
 
+@pytest.mark.parametrize(("batch", "num_samples", "group_size"), [(128, 80, 64), (2000, 1497, 1000)])
+def test_groups_of_few_images_are_smaller(batch, num_samples, group_size):
+    """A batch of whole groups that is larger than the data would shrink again."""
+    planned = plan(f"train.effective_batch_size={batch}", "data.repeats=2", num_samples=num_samples)
+    grouping = ContrastiveMAEConfig(name="contrastive_mae", group_size=group_size).grouping
+    with pytest.raises(InputError, match=r"nearest: objective.group_size=\d+\)") as error:
+        check_grouping(planned, 1, repeats=2, **grouping._asdict())
+    smaller = int(re.search(r"nearest: objective.group_size=(\d+)", str(error.value))[1])
+    grouping = ContrastiveMAEConfig(name="contrastive_mae", group_size=smaller).grouping
+    check_grouping(planned, 1, repeats=2, **grouping._asdict())
+
+
 @pytest.mark.parametrize("batch", [100, 128, 192, 250])
 @pytest.mark.parametrize(
     ("per_device", "world_size"), [(None, 1), (5, 2), (10, 1), (25, 2), (48, 1), (48, 2)]

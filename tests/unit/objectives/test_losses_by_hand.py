@@ -1,5 +1,6 @@
 """The losses of the further objectives, written out."""
 
+import json
 import math
 
 import pytest
@@ -8,8 +9,10 @@ from helpers.encoders import info_of
 from helpers.objectives import batch_of, build, mean_color_classes
 from pydantic import ValidationError
 
+from mae_vit.core.errors import InputError
 from mae_vit.models.patches import patchify
 from mae_vit.objectives import OBJECTIVES
+from mae_vit.testing import build_objective
 
 
 def test_color_loss_is_the_mean_over_positions():
@@ -40,6 +43,23 @@ def test_simmim_loss_is_the_absolute_error_of_masked_patches_and_hides_them():
     units = mask.reshape(8, 2, 2, 2, 2).transpose(2, 3).flatten(3)
     assert torch.equal(units.amin(-1), units.amax(-1))
     assert (mask.sum(1) == 12).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "img_size", "patch_size"),
+    [
+        *[("timm:resnet18", 80, 8), ("timm:resnet18", [96, 144], 16), ("SmallResNet", 30, 5)],
+        *[("timm:vit_tiny_patch16_224", 40, 8), ("timm:vit_small_patch14_dinov2", 48, 8)],
+    ],
+)
+def test_simmim_needs_cells_that_match_the_image(name, img_size, patch_size, said):
+    model = {"name": name, "img_size": img_size, "patch_size": patch_size}
+    with pytest.raises(InputError) as error:
+        build_objective({"name": "simmim", "mask_unit": 1}, model)
+    said(error)
+    nearest = json.loads(str(error.value).partition("model.img_size=")[2].rstrip(")"))
+    objective = build_objective({"name": "simmim", "mask_unit": 1}, {**model, "img_size": nearest})
+    assert torch.isfinite(objective(batch_of(objective)).loss)
 
 
 def test_supervised_loss_is_cross_entropy_with_smoothing():
@@ -97,12 +117,13 @@ def test_joint_is_the_weighted_sum():
     ("name", "options", "geometry", "expected"),
     [
         ("simmim", {"mask_unit": 3}, {}, "^mask_unit=3"),
-        ("simmim", {"mask_ratio": 0.01}, {"img_size": (8, 8)}, "^mask_ratio=0.01"),
+        ("simmim", {"mask_unit": 2}, {"img_size": (8, 8)}, "^mask_unit=2 covers"),
+        ("simmim", {"mask_unit": 1}, {"img_size": (4, 4)}, "^mask_unit=1 covers.*patch_size"),
         ("supervised", {}, {"num_classes": 0}, "^name=.*labels"),
         ("joint", {"mae": {"mask_ratio": 0.99}}, {}, "^mae.mask_ratio=0.99"),
         ("mae", {"decode_ratio": 0.04}, {}, r"^decode_ratio=0.04.*0\.0833 to 1"),
         ("mae", {"mask_unit": 4}, {"img_size": (56, 56)}, "^mask_unit=4.*14 x 14"),
-        ("mae", {"mask_unit": 4}, {}, "^mask_ratio=0.75"),
+        ("mae", {"mask_unit": 4}, {}, "^mask_unit=4 covers"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, options, geometry, expected):
@@ -111,6 +132,16 @@ def test_what_does_not_fit_is_refused(name, options, geometry, expected):
     with pytest.raises(ValueError, match=expected):
         section.check(info_of(**geometry).geometry, num_classes)
     OBJECTIVES["mae"].model_validate({"name": "mae"}).check(info_of().geometry, 0)
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 10, 100])
+def test_the_mask_ratios_that_a_message_asks_for_are_taken(side):
+    geometry = info_of(img_size=(4 * side, 4)).geometry
+    with pytest.raises(ValueError, match="none of") as error:
+        OBJECTIVES["mae"].model_validate({"name": "mae", "mask_ratio": 0.9999}).check(geometry, 0)
+    for ratio in str(error.value).partition("give ")[2].split(" to "):
+        section = OBJECTIVES["mae"].model_validate({"name": "mae", "mask_ratio": float(ratio)})
+        section.check(geometry, 0)
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,9 @@ def test_a_norm_that_does_not_fit_is_one_line(call, shared, pretrained, tmp_path
     sizes = [option for option in TINY if "img_size" not in option and "embed_dim" not in option]
     for file, width, named in (("whole", 32, "embed_dim"), ("half", 16, "fc_norm.bias")):
         words = [KNN, "finetune.pool=mean", *sizes, f"model.embed_dim={width}"]
-        assert call(*words, ckpt=tmp_path / f"{file}.pth", name=file) == 2
+        (tmp_path / file).mkdir()
+        assert call(*words, "--resume", "never", ckpt=tmp_path / f"{file}.pth", name=file) == 2
+        assert not (tmp_path / f"{file}.1").exists()
         line = one_line(capsys)
         assert named in line or str(tmp_path / "whole.pth") in line
 

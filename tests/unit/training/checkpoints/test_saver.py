@@ -30,23 +30,21 @@ MIXED = {
 
 @pytest.fixture
 def staging(monkeypatch):
-    """staging(device) -> a place whose buffers are small, and the sizes of these buffers."""
+    """A place for a GPU's state whose buffers are small, and the sizes of these buffers."""
+    sizes = []
+
+    def allocate(size: int) -> torch.Tensor:
+        sizes.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
     monkeypatch.setattr(states, "_CHUNK", 4096)
-
-    def make(device=CPU) -> tuple[Staging, list[int]]:
-        sizes = []
-
-        def allocate(size: int) -> torch.Tensor:
-            sizes.append(size)
-            return torch.empty(size, dtype=torch.uint8)
-
-        return Staging(device, copies=True, allocate=allocate), sizes
-
-    return make
+    monkeypatch.setattr(states, "_pinned", allocate)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
+    return Staging(torch.device("cuda"), copies=True), sizes
 
 
 def test_a_buffer_is_used_again_and_has_what_was_copied(staging):
-    place, allocated = staging()
+    place, allocated = staging
     addresses = []
     for turn in range(3):
         place.begin()
@@ -71,7 +69,7 @@ def test_a_gpu_is_waited_for_once(staging, monkeypatch):
         return copy_(self, source)
 
     monkeypatch.setattr(torch.Tensor, "copy_", recording_copy)
-    place, _ = staging(torch.device("cuda"))
+    place, _ = staging
     place.begin()
     place.collect(MIXED.items())
     place.wait()
@@ -80,7 +78,7 @@ def test_a_gpu_is_waited_for_once(staging, monkeypatch):
 
 def test_a_slow_write_is_over_before_its_buffer_is_used_again(staging, tmp_path, monkeypatch):
     save, begun = saving.save_checkpoint, threading.Event()
-    (place, allocated), weight = staging(), torch.zeros(900)
+    (place, allocated), weight = staging, torch.zeros(900)
 
     def slow(*arguments, **options):
         begun.set()

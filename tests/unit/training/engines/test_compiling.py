@@ -76,7 +76,9 @@ def test_a_small_network_takes_the_time_that_was_measured():
 def gpu(monkeypatch):
     """A machine with an H100, and all that compiling takes."""
     monkeypatch.setattr(compiling, "missing_for_triton", lambda device: None)
-    monkeypatch.setattr(compiling, "peak_flops", lambda device, precision: PEAK)
+    monkeypatch.setattr(
+        compiling, "peak_flops", lambda device, precision: None if precision == "fp32" else PEAK
+    )
 
 
 LONG = (
@@ -116,6 +118,7 @@ def choose(
         ({"device": CPU, "options": ["train.compile=true"]}, True, False),
         ({"costs": None}, False, False),
         ({"costs": TI4_CONTRAST, "batch_size": 1024, "options": ["train.steps=9600"]}, True, True),
+        ({"options": ["train.precision=fp32"]}, True, False),
     ],
 )
 def test_a_run_is_compiled_where_it_saves_time(gpu, said, case, on, graphs):

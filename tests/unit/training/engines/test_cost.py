@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.objectives import build
 from timm.models.vision_transformer import Block
 from torch import nn
 from workers.plain_loop import batch_of, build_objective
@@ -14,8 +15,9 @@ from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.pretraining import doctor
 from mae_vit.runtime.ranks import ALONE
+from mae_vit.testing import batch_for
 from mae_vit.training.engines.base import recompute_blocks
-from mae_vit.training.engines.cost import Estimate, MetaStep, peak_flops
+from mae_vit.training.engines.cost import BLOCKS, Estimate, MetaStep, peak_flops
 from mae_vit.training.engines.precision import autocast
 
 
@@ -32,13 +34,13 @@ def gradients_of(
     name: str, *, recomputed: bool = False, fused: bool = False, precision: str = "fp32"
 ) -> tuple[float, dict[str, torch.Tensor], int, int]:
     """Loss, gradients, bytes that autograd keeps, and how often blocks' first norms ran."""
-    model = build_objective(name)
+    model = build("simmim", "rotary") if name == "rotary" else build_objective(name)
     set_fused_attention(model, fused)
     if recomputed:
         recompute_blocks(model)
     runs, kept = [], {}
     for module in model.modules():
-        if isinstance(module, Block):
+        if isinstance(module, BLOCKS):
             module.norm1.register_forward_hook(lambda *_: runs.append(1))
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -49,14 +51,14 @@ def gradients_of(
 
     autocast_on = autocast(torch.device("cpu"), precision)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast_on:
-        loss = model(batch_of(0)).loss
+        loss = model(batch_for(model) if name == "rotary" else batch_of(0)).loss
     size = sum(size for size, _ in kept.values())
     loss.backward()
     gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     return loss.item(), gradients, size, len(runs)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [*OBJECTIVES, "rotary"])
 def test_recomputing_gives_the_same_loss_and_gradients_from_less_memory(name):
     loss, gradients, kept, runs = gradients_of(name, recomputed=False)
     recomputed_loss, recomputed, recomputed_kept, recomputed_runs = gradients_of(name, recomputed=True)
@@ -67,6 +69,14 @@ def test_recomputing_gives_the_same_loss_and_gradients_from_less_memory(name):
         assert torch.equal(recomputed[key], gradient), key
     assert recomputed_kept < kept
     assert recomputed_runs > runs
+    if name == "rotary":
+        estimated = [
+            MetaStep(lambda: build("simmim", "rotary"), (3, 8, 24), 8, on).kept_bytes(
+                "fp32", fused_attention=False
+            )
+            for on in (False, True)
+        ]
+        assert estimated[1] < estimated[0]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
