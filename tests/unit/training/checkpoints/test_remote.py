@@ -284,4 +284,4 @@ def test_errors_name_the_url_without_its_credentials(tmp_path, monkeypatch):
     (run.local / "metrics.jsonl").touch()
     with pytest.raises(RemoteError, match=rf"^file://{blocked}/run .*: not a directory$"):
         run.upload_files()
-    assert RemoteRun("sftp://me:secret@host/run").shown == "sftp://host/run"
+    assert RemoteRun("sftp://me:secret@host/run").shown == "sftp://me@host/run"
