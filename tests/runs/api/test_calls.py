@@ -250,7 +250,7 @@ def test_prepare_is_the_command(tmp_path, capsys):
         mae_vit.prepare("digits", tmp_path / "other", holdot=0.1)
     with pytest.raises(mae_vit.InputError, match="overwrite"):
         mae_vit.prepare("digits", folder)
-    assert mae_vit.prepare(["digits"], folder, overwrite=True, exclude=None) == folder
+    assert mae_vit.prepare(["digits"], folder, holdout=0.1, overwrite=True, exclude=None) == folder
 
 
 @pytest.mark.parametrize(

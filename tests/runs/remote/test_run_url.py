@@ -280,8 +280,11 @@ def test_a_comparison_needs_a_disk(key, capsys):
 def test_what_is_uploaded_has_no_credentials():
     word = "run.dir=sftp://me:secret@host/run"
     config = dump_config(load_config(PretrainConfig, find_config("mae_digits"), [word]))
-    assert "  dir: sftp://host/run\n" in config
-    assert describe_environment(["pretrain", word], 1)["command"] == ["pretrain", "run.dir=sftp://host/run"]
+    assert "  dir: sftp://me@host/run\n" in config
+    assert describe_environment(["pretrain", word], 1)["command"] == [
+        "pretrain",
+        "run.dir=sftp://me@host/run",
+    ]
 
 
 def test_a_run_folder_may_be_named_as_shards_are():
