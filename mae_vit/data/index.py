@@ -246,13 +246,19 @@ class TarIndex(ShardIndex):
         return keys
 
     def __getstate__(self) -> dict[str, object]:
-        if self._opened != _identity(self.array_path):
+        if not self._is_unchanged():
             raise InputError(
                 f"{self.array_path} was replaced or removed while this command used it; put its data folder back, "
                 "then run the same command again"
             )
         # Workers map the rows themselves; to read shards, `_files` is enough.
         return {key: value for key, value in super().__getstate__().items() if key not in ("_rows", "labels")}
+
+    def _is_unchanged(self) -> bool:
+        if (found := _identity(self.array_path)) == self._opened:
+            return True
+        # Touched, as some clusters make people do, is not replaced.
+        return bool(found) and np.array_equal(np.load(self.array_path, mmap_mode="r"), self._rows)
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -74,7 +74,7 @@ class _Data:
         where = f'split "{split}" of data set "{self.name}"'
         if not total:
             raise InputError(f"{where} has no images: its labels are empty")
-        if labels.dtype.kind not in "iu" or labels.min() < -1 or labels.max() >= classes:
+        if labels.dtype.kind not in "iub" or labels.min() < -1 or labels.max() >= classes:
             raise InputError(
                 f"labels of {where} must be whole numbers: -1 for none, else one of its {classes} classes, from 0"
             )

@@ -12,7 +12,6 @@ from mae_vit.runtime.failures import run_to_exit_code
 # What ends after a step with workers alive, as a full disk would end it.
 FAILING = """
 import sys
-import errno
 from pathlib import Path
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Conversion:
         scale: "percentiles", "none", or the raw values of bands that become 0 and 1; None chooses.
         nodata: raw value of missing pixels; None for the value in the files.
         take: the kind of images to take if files differ, such as "13xuint16" or "8-bit".
-        names: names of the bands, where files have none.
+        names: names of the stored bands, where files have none.
     """
 
     how: Preprocessing = UNCHANGED
@@ -140,7 +140,8 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
     photographs = options.take == EIGHT_BIT or not (given or options.in_place)
     if options.take != EIGHT_BIT or is_dicom(data):
         # An option that concerns bands or their values reads 8-bit TIFF files as bands, too.
-        raster = open_raster(data, every_band=any(name != "--take" for name in given))
+        every_band = any(name != "--take" for name in given)
+        raster = open_raster(data, every_band=every_band, count=len(options.names) or None)
         photograph = as_photograph(raster) if raster is not None and photographs else None
         if photograph is not None:
             image = convert(photograph, "png", options)

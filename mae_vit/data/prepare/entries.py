@@ -92,6 +92,7 @@ class ImageSource:
         left_out: why each of these files is not.
         segmentation: the classes of the images' masks.
         described: the description of shards of ours, if the source is such.
+        has_columns: False for files, whose labels are folders.
     """
 
     name: str
@@ -101,6 +102,7 @@ class ImageSource:
     segmentation: Segmentation | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     described: Dataset | None = None
+    has_columns: bool = True
 
 
 def safe_member_path(name: str, where: str) -> str:

@@ -129,7 +129,8 @@ def read_mask(
         InputError: if its size differs from the image's, or it has an id that is no class.
     """
     assert entry.read_mask is not None
-    header, data = read_header(data), entry.read_mask()
+    count = len(stored.layout.names) if stored.layout else None
+    header, data = read_header(data, count=count), entry.read_mask()
     mask, size = decode_mask(data), (stored.height, stored.width)
     table, classes = id_table(segmentation.ids, segmentation.ignore), len(segmentation.classes)
     if header.orientation != 1 and not stored.turned:

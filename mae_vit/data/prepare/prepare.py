@@ -154,7 +154,8 @@ def _processing(
     split: str, known: Dataset | None, selection: Selection, conversion: Conversion
 ) -> Processing:
     """Returns the record of a split: what is done now, and what `prepare` did to the shards that it is made from."""
-    before = known.splits[split if split in known.splits else "train"].processing if known else Processing()
+    shards = (known.splits.get(split) or known.splits.get("train")) if known else None
+    before = shards.processing if shards else Processing()
     made = dict(selection.note(split)) | dict(conversion.how)
     now = {name: value for name, value in made.items() if value not in (None, "ignore")}
     if twice := [name for name in ("bands", "window") if name in now and getattr(before, name)]:

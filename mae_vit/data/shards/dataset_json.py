@@ -224,7 +224,7 @@ class Dataset(StrictModel):
         return self.model_dump_json(indent=1, exclude_none=True, by_alias=True) + "\n"
 
 
-_RESTORE = "restore it, or prepare the data again"
+_RESTORE = "restore it, or delete it and prepare the data again"
 # Data sets of plug-ins (`mae_vit.data.map_source`), by the name in `data.path`: each can `describe` itself as
 # `dataset.json` would, and `open` a split as a `ShardIndex`.
 SOURCES: dict[str, Any] = {}

@@ -62,7 +62,10 @@ def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSour
         kind = _file_kind(Path(path))
         name = re.sub(r"\d+", "", Path(path).name) if kind == "zip" else ""
         groups.setdefault(f"{kind} {name}" if kind else str(number), []).append(path)
-    return [_open(group, options) for group in groups.values()]
+    sources = [_open(group, options) for group in groups.values()]
+    if (options.image_column or options.label_column) and not any(source.has_columns for source in sources):
+        raise InputError(f"{specs[0]} has images and no columns; leave --image-column and --label-column out")
+    return sources
 
 
 def find_images(spec: str, out: Path, **options: Any) -> ImageSource:

@@ -106,10 +106,8 @@ def entries_from_paths(
     `wrapped` says that a single folder around all files is the archive's wrapper, no class.
 
     Raises:
-        InputError: if a split's images lie only partly in class folders, a class's name is invalid, or for columns.
+        InputError: if only some images of a split lie in class folders, or a class's name is invalid.
     """
-    if options.image_column or options.label_column:
-        raise InputError(f"{where} has images and no columns; leave --image-column and --label-column out")
     labels, split = options.labels, options.split
     asks = labels and options.class_folder is None
     wrappers = leave_out(files, PurePosixPath(name).name.partition(".")[0], labels=asks)
@@ -160,7 +158,7 @@ def entries_from_paths(
         *list_notes,
         *level_note(classed, options.class_folder),
     ]
-    return ImageSource(name, entries, notes=tuple(notes), left_out=files.left_out)
+    return ImageSource(name, entries, notes=tuple(notes), left_out=files.left_out, has_columns=False)
 
 
 def _checked_class(folder: str, where: str) -> str:

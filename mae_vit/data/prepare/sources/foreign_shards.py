@@ -199,7 +199,12 @@ def _labels(shard: Tar, groups: Sequence[Group], asked: str | None) -> Iterator[
                         f"shard {shard.name}: {asked} of {group.key}.json is neither a number nor text; choose "
                         "another with --label-column"
                     )
-                yield None if value is None else str(value).strip().encode("utf-8", "surrogateescape")
+                # pandas writes NaN for none.
+                yield (
+                    None
+                    if value is None or value != value
+                    else str(value).strip().encode("utf-8", "surrogateescape")
+                )
             else:
                 yield None
 

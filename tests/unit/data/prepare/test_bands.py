@@ -248,6 +248,12 @@ def test_more_bands_than_pixels_are_stored_and_read(call, shape):
     last = shape[0] == shape[1]  # as only raw arrays have them
     result = call({"a.npy": npy(array)} if last else {"a.tif": planes(array)})
     np.testing.assert_array_equal(stored(result, "a"), array.transpose(2, 0, 1) if last else array)
+    again = call(result.out, out="again")
+    np.testing.assert_array_equal(stored(again, "a"), stored(result, "a"))
+    assert (
+        call(result.out, options="--in-place --overwrite --nodata 1").dataset.bands.names
+        == again.dataset.bands.names
+    )
 
 
 def test_arrays_that_may_be_stacks_are_refused_unless_their_bands_are_last(call):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import subprocess
 import tarfile
@@ -17,6 +18,7 @@ from mae_vit.data.shards.dataset_json import read_dataset
 
 IMAGES = [encoded(picture(n, (8, 8))) for n in range(6)]
 THREE = "train: 0 2, 1 2, 2 2"
+GAPS = "train: 0 2, 1 2, - 2"
 
 
 def members(image="jpg", label="cls", value=lambda n: b"%d" % (n % 3)):
@@ -58,6 +60,7 @@ SHARDS = {
     "no image": ([*PLAIN, ("a.heic", b"x"), ("a.cls", b"1"), ("b.mp4", b"x")], "", THREE),
     "no such label": (in_json(lambda n: {"kind": 1}), "--label-column label", 2),
     "json, 1.0": (in_json(lambda n: {"label": n % 3 + 0.0}), "--label-column label", THREE),
+    "json, gaps": (in_json(lambda n: {"label": (0.0, 1.0, math.nan)[n % 3]}), "--label-column label", GAPS),
     "json, fractions": (in_json(lambda n: {"label": n % 3 + 0.5}), "--label-column label", 2),
     "a list in json": (in_json(lambda n: {"label": [1]}), "--label-column label", 2),
     "two images": ([*PAIRS, ("0.cls", b"0")], "", 2),
