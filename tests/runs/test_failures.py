@@ -60,7 +60,7 @@ def test_what_may_not_be_read_is_one_line(capsys):
     """As root, which these tests may be, every file may be read."""
 
     def job() -> int:
-        raise PermissionError(errno.EACCES, "Permission denied", "/home/other/run")
+        raise PermissionError(errno.EACCES, "Permission denied", "shared/run")
 
     assert run_to_exit_code(job) == 2
-    assert capsys.readouterr().err == "error: /home/other/run: permission denied\n"
+    assert capsys.readouterr().err == "error: shared/run: permission denied\n"
