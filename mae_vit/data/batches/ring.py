@@ -5,6 +5,7 @@ The memory is allocated once and, for a GPU, page-locked once: a batch costs no 
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -58,8 +59,9 @@ class _Ring:
             # If it is full by then, writing to it kills the process (SIGBUS).
             if hasattr(os, "posix_fallocate"):  # not macOS
                 os.posix_fallocate(self.memory.fd, 0, self.memory.size)
-        except OSError:
-            raise self._refused("reserve") from None
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # the file system cannot reserve
+                raise self._refused("reserve") from None
         self._bytes = np.frombuffer(self.memory.buffer, np.uint8)
         self.records = np.frombuffer(self.memory.buffer, kind)
         if pin_memory:
