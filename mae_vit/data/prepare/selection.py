@@ -93,7 +93,9 @@ class Selection:
                 raise InputError(
                     f'--limit-per-class needs labels, which split "{split}" lacks; use --fraction'
                 )
-            entries = _first_by_hash(entries, lambda count: limit, SUBSET_HASH)
+            labeled = [entry for entry in entries if entry.class_name is not None]
+            kept = {entry.key for entry in _first_by_hash(labeled, lambda count: limit, SUBSET_HASH)}
+            entries = [entry for entry in entries if entry.class_name is None or entry.key in kept]
         return entries
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -45,6 +46,9 @@ def test_a_limit_is_of_each_class_and_nested_in_the_same_order():
     assert (len(three), len(ten)) == (9, 30)
     assert three < ten
     assert ten == taken(Selection(fraction=Fraction(1, 10)), listed)
+    unlabeled = [replace(entry, key=f"u{entry.key}", class_name=None) for entry in listed]
+    both = taken(Selection(limit_per_class=3), [*unlabeled, *listed])
+    assert both == three | {entry.key for entry in unlabeled}, "images without labels stay"
 
 
 def test_held_out_images_are_balanced_disjoint_and_the_same_for_every_share():
