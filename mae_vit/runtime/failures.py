@@ -117,7 +117,10 @@ _LOST = (
 
 def is_lost_rank(error: BaseException) -> bool:
     """Returns whether a collective failed because another rank is gone."""
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _LOST)
+    ours = isinstance(error, tuple(EXIT_CODES))  # they may quote the same words, of a server
+    return (
+        isinstance(error, RuntimeError) and not ours and any(words in str(error).lower() for words in _LOST)
+    )
 
 
 class LostRank(RuntimeError):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 # Programs (or Python modules) whose death stops their ranks. Not shells and terminals, whose end must
 # not end a run.
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
+_DOTTED = tuple(f"{name}." for name in _LAUNCHERS)
 _POLL_S = 1.0
 INTERRUPTED = "interrupted; the same command resumes"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -237,10 +239,11 @@ def find_launchers() -> list[psutil.Process]:
     chain = []
     for ancestor in psutil.Process().parents():
         try:
-            name, command = ancestor.name(), " ".join(ancestor.cmdline()[:4])
+            name, command = ancestor.name(), ancestor.cmdline()[:4]
         except psutil.Error:
             break
-        is_python = name.startswith("python") and any(word in command for word in _LAUNCHERS)
+        words = [f"{Path(word).name}." for word in command]  # as deepspeed.launcher.launch
+        is_python = name.startswith("python") and any(word.startswith(_DOTTED) for word in words)
         if not is_python and name not in _LAUNCHERS:
             break
         chain.append(ancestor)

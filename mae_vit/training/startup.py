@@ -61,8 +61,11 @@ def _find_checkpoint(
         raise InputError(f"{folder.shown(error)}; {folder.otherwise}") from None
     # The run's own checkpoint of step 0 holds no training, so an explicit checkpoint takes precedence.
     untrained = checkpoint is None or checkpoint.step == 0
-    if untrained and isinstance(resume, Path):
-        checkpoint, untrained = _find_explicit(resume, warn=warn), False
+    if isinstance(resume, Path):
+        if untrained:
+            checkpoint, untrained = _find_explicit(resume, warn=warn), False
+        elif warn:
+            print(f"note: --resume {resume} is not used: the run has gone on; for it, give a new run.dir")
     if checkpoint is None or (untrained and identity.differing_keys(checkpoint.identity, extend=extend)):
         return None  # start again, with the new config
     place, otherwise = folder.shown(checkpoint.path), folder.otherwise
@@ -225,9 +228,15 @@ def resume_or_start(
         if asked.resume == "never" and is_requeued_run(folder.path):
             asked = replace(asked, resume="auto")
         if asked.resume == "never":
+            if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+                raise InputError(
+                    "--resume never would start over at every restart by torchrun; leave it out, and give a new run.dir"
+                )
             if folder.remote and (folder.read_status() or list_checkpoints(folder.checkpoints)):
                 raise InputError(f"--resume never: {folder.shown()} has a run; {folder.otherwise}")
-            folder.replaces = folder.remote is None and folder.path.exists()
+            folder.replaces = folder.remote is None and folder.is_run
+            if folder.replaces and Path.cwd().is_relative_to(folder.path.resolve()):
+                raise InputError("--resume never would move the current folder; start from another one")
         checkpoint = _find_checkpoint(folder, asked, identity)
         if saves and checkpoint is None:
             check_resumable(folder, extend=arguments.extend)

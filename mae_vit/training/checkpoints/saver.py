@@ -164,7 +164,8 @@ class Saver:
                     raise
             if step:
                 mark_slurm_progress()
-            self._prune(step, keep_last=self._options.keep_last)
+            # A stop saves even what may turn out bad: the checkpoint before it stays.
+            self._prune(step, keep_last=self._options.keep_last + bool(state.course.streak))
             self._problem = None
         except RemoteError as error:
             self._problem = f"the checkpoint of step {step}: {error}"

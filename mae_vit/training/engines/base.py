@@ -232,7 +232,11 @@ class Engine(ABC):
             self._optimizer.state[parameter] = kept
 
     def restore_counters(self, state: TrainState) -> None:
-        """Restores counters, loss scale, moving average and the layers' buffers."""
+        """Restores counters, loss scale, moving average and the layers' buffers; raises InputError for other layers."""
+        own = {name for name, _ in self.objective.named_parameters()}
+        if other := sorted(own ^ state.parameters.keys()):  # a plug-in may have changed
+            where = "network" if other[0] in own else "checkpoint"
+            raise InputError(f"only the {where} has {other[0]}; give another run.dir, or restore the plug-in")
         for name, buffer in persistent_buffers(self.objective).items():
             buffer.copy_(state.buffers[name])
         self.updates = state.optimizer_step

@@ -23,6 +23,7 @@ from mae_vit.core.files import nearest_existing, to_json, write_atomically, writ
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import WRITABLE_SCHEMES, check_url, is_url
 from mae_vit.runtime.locks import is_locked, try_lock
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints
 from mae_vit.training.checkpoints.remote import RemoteRun
 
 Status = Literal["running", "interrupted", "done", "failed"]
@@ -57,6 +58,7 @@ class RunFolder:
         self.encoder = path / "encoder.safetensors"
         self.summary = path / "summary.json"
         self.plan = path / "plan.txt"
+        self._environment = path / "environment.json"
         self.replaces = False
         self._lock: BinaryIO | None = None
         self._facts: dict[str, bytes] | None = None
@@ -90,6 +92,23 @@ class RunFolder:
             raise InputError(
                 f"run folder {self.path} cannot be written: {existing}: {reason}; give run.dir"
             ) from None
+        theirs = next((path for path in self._replaced if path.exists()), None)
+        if theirs and self.remote is None and not self.is_run:
+            raise InputError(
+                f"{self.path} is no run folder, and a run would replace its {theirs.name}; give run.dir=FOLDER"
+            )
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run has begun here."""
+        return self._environment.exists() or bool(list_checkpoints(self.checkpoints))
+
+    @property
+    def _replaced(self) -> tuple[Path, ...]:
+        """What the start of a run writes or removes."""
+        files = (self.metrics, self.quarantine, self.trackers, self.encoder, self.summary, self.plan)
+        results = [self.path / name for name in ("config.yaml", "results.json", "predictions.csv")]
+        return (*results, *files, self.tensorboard, self.pictures, self.incidents)
 
     def shown(self, text: object = None) -> str:
         """Returns the folder, or a text that names it, for messages: with the URL if there is one."""
@@ -125,9 +144,11 @@ class RunFolder:
     def lock(self) -> None:
         """Locks the folder by `lock_run` until `unlock` or the process ends; first moves a replaced run to NAME.N."""
         if self.replaces:
-            names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
-            moved = next(path for path in names if not path.exists())
-            self.path.rename(moved)
+            path = self.path.resolve()
+            names = (path.with_name(f"{path.name}.{number}") for number in count(1))
+            moved = next(name for name in names if not name.exists())
+            path.rename(moved)
+            path.mkdir()  # a link to it stays one
             print(f"moved the earlier run {self.path} to {moved}")
             self.replaces = False
             self.unlock()
@@ -149,8 +170,8 @@ class RunFolder:
     def create(self, config_yaml: str, environment: dict[str, Any], plan: str = "") -> None:
         """Creates the folder and writes the files that describe the run; `plan` is the output of `--dry-run`."""
         self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self._environment, environment)  # first, since `is_run` looks for it
         write_atomically(self.path / "config.yaml", config_yaml.encode())
-        write_json(self.path / "environment.json", environment)
         if plan:
             write_atomically(self.plan, (plan + "\n").encode())
 

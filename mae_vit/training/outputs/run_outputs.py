@@ -225,4 +225,5 @@ def peak_memory_gib(device: torch.device) -> float:
     """Returns this rank's peak memory: GPU allocations, or the resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -99,7 +99,7 @@ def test_what_may_change_may_change(call, tmp_path, capsys):
     assert len(saved_steps(tmp_path / "run")) == 1
 
 
-def test_never_begins_again_and_keeps_the_old_run(call, tmp_path, encoder, capsys):
+def test_never_begins_again_and_keeps_the_old_run(call, tmp_path, encoder, capsys, monkeypatch):
     assert call() == 0
     # What is refused moves nothing.
     for words in (["model.init=nowhere.safetensors"], ["model.family=vit_rope", "train.attention=flash"]):
@@ -107,9 +107,30 @@ def test_never_begins_again_and_keeps_the_old_run(call, tmp_path, encoder, capsy
         assert not (tmp_path / "run.1").exists()
     assert call("--dry-run", *words) == 2
     assert "error: train.attention=flash" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert call("--resume", "never", "run.seed=3") == 2
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    (tmp_path / "run").symlink_to("elsewhere")
+    with monkeypatch.context() as within:
+        within.chdir(tmp_path / "run")
+        assert call("--resume", "never", "run.seed=3") == 2
     assert call("--resume", "never", "run.seed=3") == 0
-    assert summary_of(tmp_path / "run.1")["status"] == "done"
-    assert encoder("run") != encoder("run.1")
+    assert summary_of(tmp_path / "elsewhere.1")["status"] == "done"
+    assert (tmp_path / "run").is_symlink()
+    assert encoder("run") != encoder("elsewhere.1")
+
+
+@pytest.mark.parametrize("theirs", ["config.yaml", "pictures/1.jpg"])
+def test_a_run_replaces_no_files_of_others(call, tmp_path, capsys, theirs):
+    file = tmp_path / "run" / theirs
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    for words in ([], ["--resume", "never"], ["--dry-run"]):
+        assert call(*words) == 2
+        assert f"a run would replace its {theirs.partition('/')[0]}" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+    assert not (tmp_path / "run.1").exists()
 
 
 @pytest.mark.parametrize("earlier", [None, "objective.mask_ratio=0.75", "objective.mask_ratio=0.5"])
@@ -123,6 +144,8 @@ def test_resume_from_another_folder(call, tmp_path, capsys, checkpoint, encoder,
     capsys.readouterr()
     assert call(KEEP, "--resume", str(first), name="second") == 0
     assert f"{first}, step 4" in capsys.readouterr().err
+    assert call(KEEP, "--resume", str(first), name="second") == 0
+    assert f"--resume {first} is not used" in capsys.readouterr().out
     assert encoder("first") == encoder("second")
     # A rollback would have gone back to it.
     assert 0 not in saved_steps(tmp_path / "second")
