@@ -65,7 +65,14 @@ def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_pa
     assert "upside_down.py" in refused
     assert "mixer.py" not in refused
     assert "run.plugins_may_change" in refused
-    command(*pretrain, "train.steps=6", "train.epochs=null", "--extend", "run.plugins_may_change=true")
+    changed = [*pretrain, "train.epochs=null", "--extend", "run.plugins_may_change=true"]
+    command(*changed, "train.steps=6")
+    source = (tmp_path / "upside_down.py").read_text()
+    (tmp_path / "upside_down.py").write_text(
+        source.replace("self.head.apply", "self.more = nn.Linear(2, 2)\n        self.head.apply")
+    )
+    assert "only the network has more.bias" in command(*changed, "train.steps=7", expect=2)
+    (tmp_path / "upside_down.py").write_text(source)
     finetune = page_command("finetune", tmp_path, digits)
     tuned = tmp_path / "tuned"
     short = [*SHORT[:4], "train.steps=2", "train.epochs=null", "data.labels_per_class=10", f"run.dir={tuned}"]

@@ -4,6 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from mae_vit.runtime.signals import find_launchers
 
 # A single call that no signal interrupts, for minutes: Python's own handlers would run after it.
 _LONG_STEP = """
@@ -13,6 +19,20 @@ stop = StopRequest()
 print("in a step", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
+
+
+@pytest.mark.parametrize(
+    ("arguments", "launches"),
+    [
+        (["deepspeed-trials/sweep.py"], False),
+        (["-m", "torch.distributed.run"], True),
+        (["bin/torchrun"], True),
+    ],
+)
+def test_launchers_are_known_by_name(monkeypatch, arguments, launches):
+    parent = SimpleNamespace(name=lambda: "python3", cmdline=lambda: ["/bin/python3", *arguments])
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: [parent])
+    assert find_launchers() == [parent] * launches
 
 
 def test_a_second_ctrl_c_ends_the_process_within_a_long_operation():

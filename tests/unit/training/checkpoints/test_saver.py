@@ -136,6 +136,13 @@ def test_a_store_that_removes_nothing_is_warned_of(behind_url, capsys):
     assert [path.name for path in remote.checkpoints()] == ["step-00000003"]
 
 
+def test_what_may_turn_out_bad_replaces_nothing(behind_url):
+    saver, remote = behind_url
+    for step, streak, left in ((1, 0, [1]), (2, 3, [1, 2]), (3, 0, [3])):
+        saver.save(step, None, LossHistory(streak=streak), wait=True)
+        assert [path.name for path in remote.checkpoints()] == [f"step-{one:08d}" for one in left]
+
+
 def test_a_full_disk_here_costs_no_checkpoint_behind_the_url(behind_url, monkeypatch):
     saver, remote = behind_url
     for step in (1, 2):
