@@ -235,7 +235,9 @@ class _Meter:
             rows.setdefault((cell.entry.name, cell.labels, cell.mode), []).append(cell)
         for cells in sorted(rows.values(), key=lambda cells: cells[0].run.equal_compute is not None):
             first, remote = cells[0].run, is_url(self._plan.config.data.path)
-            runs = [*(first.choice.runs if first.choice else ()), *(cell.run for cell in cells)]
+            # A row of equal compute takes the settings of another row, which counts the tries.
+            tries = first.choice.runs if first.choice and first.equal_compute is None else ()
+            runs = [*tries, *(cell.run for cell in cells)]
             try:
                 with suppress(FetchUnavailable, KeyError):
                     self.works |= dict.fromkeys(runs, self._row(cells[0]))

@@ -198,8 +198,13 @@ def test_an_equal_compute_run_has_its_own_length_beside_a_setting_of_another(dig
 def test_the_length_of_a_run_whose_settings_are_not_chosen_yet_is_not_foreseen(digits, tmp_path):
     path = write_config(tmp_path, digits, steps=6)
     plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
-    assert any(run.equal_compute for run in plan.runs)
-    assert not any(run.steps for run in foresee_runs(plan))
+    (usual,) = {run.equal_compute[1].name for run in plan.runs if run.equal_compute}
+    foreseen = foresee_runs(plan)
+    assert not any(run.steps for run in foreseen)
+    # The row of equal compute is long, the tries of its settings are as long as the usual row.
+    flops = {run.name: run.flops for run in foreseen}
+    tries = {flops[one.name] for run in plan.runs if run.name == usual for one in run.choice.runs}
+    assert tries == {flops[usual]}
 
 
 @pytest.mark.parametrize(
