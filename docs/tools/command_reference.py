@@ -13,7 +13,7 @@ OUT = Path(__file__).resolve().parents[1] / "commands.md"
 _HEAD = """# All commands
 
 `mae-vit COMMAND --help` prints the same. A command exits with 0 after success, 1 after a failure, 2 for bad input, and
-75 if a run was stopped and saved. `python docs/tools/command_reference.py` writes this page from the code."""
+75 if a run was stopped and saved."""
 
 
 def render() -> str:

@@ -123,8 +123,8 @@ def recipes() -> tuple[str, str]:
     for header in map(read_header, preset_paths()):
         name, hardware, time, title = header.row()
         result = header.lines["Result"]
-        file = re.search(r"docs/results/(\w+)", result)
-        if file or not result.startswith("not measured"):
+        if not result.startswith("not measured"):
+            file = re.search(r"docs/results/(\w+)", result)
             protocol = file[1] if file else "pretraining" if name in load("pretraining.json") else ""
             link = f"[protocol](results/{protocol}/README.md)" if protocol else ""
             # The first sentence, or the part of it before a colon.

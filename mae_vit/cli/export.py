@@ -22,7 +22,7 @@ _FORMS = """formats:
   hf        folder for transformers: ViTModel or ViTForImageClassification; OUT/mae is a
             ViTMAEForPreTraining if WEIGHTS has MAE's decoder (a run folder has it, its
             encoder.safetensors does not)
-  official  file of the official MAE code, with the decoder: {"model": tensors}, only tensors
+  official  file of the official MAE code, with the decoder: {"model": tensors}; checked with timm
   onnx      model for onnxruntime and others, any number of images (pip install "mae-vit[onnx]")
   torch     program of torch.export (.pt2): needs none of our code, for any number of images
 """

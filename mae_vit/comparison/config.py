@@ -89,7 +89,7 @@ class EntrySection(Section):
     Attributes:
         name: its name in the report.
         config: its fine-tuning config; a relative path starts at the comparison's file.
-        start: the pretrained weights: a name in `pretrain`, or a value of `finetune/run.py --ckpt`; null for
+        start: the pretrained weights: a name in `pretrain`, or a value of `--ckpt`; null for
             scratch. "published" takes the comparison's key of that name; without it the row is left out.
         set: overrides of the config; they win over the comparison's `set`.
         tune: settings to choose from. They replace the comparison's, and must be as many.

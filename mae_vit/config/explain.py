@@ -14,11 +14,7 @@ from mae_vit.core.messages import closest, nearest
 
 _MAX_SHOWN = 80  # characters of a value
 # A section that only one command's configs have -> that command.
-_COMMANDS = {
-    "objective": "pretrain/run.py (mae-vit pretrain)",
-    "finetune": "finetune/run.py (mae-vit finetune)",
-    "entries": "finetune/compare.py (mae-vit compare)",
-}
+_COMMANDS = {"objective": "pretrain", "finetune": "finetune", "entries": "compare"}
 
 
 class Document(NamedTuple):
@@ -55,7 +51,7 @@ def explain(document: Document, error: ValidationError) -> list[str]:
     overridden = {key.partition(".")[0] for key in document.overridden}
     for key, command in _COMMANDS.items():
         if key in unknown and key not in overridden:
-            return [f'this is a config for another command (it has "{key}"); give it to {command}']
+            return [f'this is a config for another command (it has "{key}"); give it to mae-vit {command}']
     wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
     return [_explain_unknown(document, key) for key in unknown] + wrong
 

@@ -63,7 +63,7 @@ def _override(
             if not separator or not all(key.split(".")):
                 raise InputError(f'override "{override}": write key.path=value, such as run.name=try')
             if not text:  # mostly an unset variable, as in run.name=$NAME
-                raise InputError(f'override "{override}" has no value; {key}=null restores the default')
+                raise InputError(f'override "{override}" has no value; give one, or leave it out')
             parsed.append((override, key, parse_value(schema, key, text, f'override "{override}"')))
         except InputError as error:
             mistakes += error.lines

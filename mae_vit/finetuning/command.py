@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             prog=prog,
             description="Fine-tune an encoder or train a network from scratch, on labeled images.\n"
             "Or score a frozen encoder (finetune.mode=linear_probe, few_shot or knn).\n"
+            "With masks for labels, the modes are segment and segment_probe.\n"
             "Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.",
             sections=FinetuneConfig.model_fields,
             examples=EXAMPLES,

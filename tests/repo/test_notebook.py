@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from importlib.metadata import packages_distributions
 
 import nbformat
 import pytest
@@ -49,6 +50,22 @@ def test_the_site_shows_its_code_and_its_outputs():
     pictures = [each for each in outputs_of(notebook) if "image/png" in each.get("data", {})]
     assert len(pictures) == page.count("](data:image/png;base64,iVBOR") == 2
     assert f"```text\n{outputs_of(notebook)[0].text.strip()}\n```" in page
+
+
+def test_the_extra_brings_what_it_imports():
+    project = (ROOT / "pyproject.toml").read_text()
+    lists = (
+        re.search(rf"^{name} = \[(.*?)\]$", project, flags=re.M | re.S)
+        for name in ("dependencies", "notebook")
+    )
+    given = {package for found in lists for package in re.findall(r'"([\w-]+)', found[1])}
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    imported = set(re.findall(r"^(?:from|import) (\w+)", code, flags=re.M)) - sys.stdlib_module_names
+    imported -= {"mae_vit", "IPython"}  # the kernel brings IPython
+    brought = packages_distributions()
+    assert imported
+    assert [name for name in imported if given.isdisjoint(brought[name])] == []
 
 
 def check_one_accuracy(text):

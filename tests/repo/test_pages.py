@@ -57,6 +57,11 @@ def test_code_is_highlighted_and_no_command_is_cut(page):
     assert [line for line in lines if len(line) > 78 or re.search(r"\S\s+# ", line)] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=by_name)
+def test_no_block_is_joined_into_its_paragraph(page):
+    assert re.findall(r"\S *```|``` ", page.read_text(encoding="utf-8")) == []
+
+
 def test_the_tools_of_the_pages_are_few():
     tools = (ROOT / "docs" / "tools").glob("*.py")
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tools) <= 700

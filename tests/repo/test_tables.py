@@ -1,5 +1,7 @@
 """The tables of the pages are those of their files, and intervals follow from the published predictions."""
 
+import csv
+import re
 import sys
 from statistics import mean
 
@@ -21,6 +23,28 @@ def test_all_tables_are_those_of_their_files():
     assert [line for page in tables.pages() for line in tables.fill(page.name, page.read_text())[1]] == []
     marks = {match[2] for page in tables.pages() for match in tables.MARKED.finditer(page.read_text())}
     assert set(tables.TABLES) <= marks
+
+
+def test_presets_that_were_not_run_are_not_among_the_measured():
+    measured, others = tables.recipes()
+    for name, table in (("contrastive_photos_64", others), ("contrastive_small_resnet_cifar", measured)):
+        assert (f"`{name}`" in measured, f"`{name}`" in others) == (table is measured, table is others)
+
+
+def test_times_of_a_core_are_the_sums_of_the_runs():
+    summed = set()
+    for header in map(tables.read_header, tables.preset_paths()):
+        time = re.match(r"([\d.]+) (minutes|hours) of a core", header.lines["Time"])
+        path = tables.RESULTS / header.name / "results.csv"
+        if time and path.is_file():
+            with path.open() as file:
+                rows = list(csv.DictReader(file))
+            pretrained = {row["entry"]: float(row["pretrain_s"] or 0) for row in rows}
+            total = sum(pretrained.values()) + sum(float(row["finetune_s"] or 0) for row in rows)
+            digits = len(time[1].partition(".")[2])
+            assert time[1] == f"{total / {'minutes': 60, 'hours': 3600}[time[2]]:.{digits}f}", header.name
+            summed.add(header.name)
+    assert len(summed) == 5
 
 
 def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):

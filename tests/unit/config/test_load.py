@@ -36,7 +36,7 @@ BAD = {
     "objective.name=null": "contrastive, contrastive_mae, joint, mae, ",
     "objective=mae": "objective.name=...",
     "train.epoks=null": '"train.epochs"?',
-    "run.name=": "run.name=null",
+    "run.hang_timeout_s=": "has no value; give one, or leave it out",
     "run.name=a/b": "run.dir",
     "train.effective_batch_size=many": "effective_batch_size='many'",
     "train.steps=2026-11-26": "steps='2026-11-26'",
