@@ -30,7 +30,6 @@ from mae_vit.core import __version__
         (["prepare", "digits", "{out}", "--faster"], "arguments: --faster; known: --bands, "),
         # argparse itself names what is missing, and not what was misspelled.
         (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt; did you mean "--out"?'),
-        (["embed", "x", "y"], "the following arguments are required: --out"),
         (["export", "runs/none", "--to", "hf"], "runs/none do not exist; give a run folder"),
         (["--versoin"], 'did you mean "--version"?'),
         # Another command's option is no suggestion.

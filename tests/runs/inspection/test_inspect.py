@@ -10,13 +10,13 @@ import torch
 from helpers.commands import SMALL_MAE, one_line
 from helpers.encoders import info_of
 from helpers.images import encoded, picture, write_files
+from helpers.weights.official_weights import official
 from PIL import Image
 
 from mae_vit.cli.main import main
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.inspect import open_subject
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
@@ -83,10 +83,8 @@ def test_a_config_of_another_program_beside_an_encoder_is_no_run(runs, tmp_path)
 
 
 def test_what_is_assumed_about_weights_is_said(tmp_path, capsys):
-    info = info_of(embed_dim=128, depth=6)
-    mae = MAEConfig(name="mae", decoder_depth=1).build(info.geometry.build(), mean=info.mean, std=info.std)
-    tensors = {name.removeprefix("encoder."): value for name, value in mae.state_dict().items()}
-    torch.save(tensors, tmp_path / "mae.pth")
+    decoder = {"decoder_embed_dim": 512, "decoder_depth": 1, "decoder_num_heads": 16}
+    official(tmp_path / "mae.pth", decoder=True, width=128, depth=6, **decoder)
     assert open_subject(str(tmp_path / "mae.pth")).objective is not None
     notes = capsys.readouterr().err
     for assumed in ("num_heads=4", "ImageNet's normalization", "norm_pix_loss=false"):

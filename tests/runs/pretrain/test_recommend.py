@@ -167,8 +167,6 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
         if job == "finetune" and words[0] != "--ckpt":
             path = find_preset(words[0])
             load_config(FinetuneConfig, path, words[3:], amend=WeightsOverrides(None, path))
-        if job == "compare":
-            load_config(CompareConfig, find_preset(words[0]), words[1:])
     if not prepared:
         # Nothing was written, and the first command is accepted.
         assert {path.name for path in tmp_path.iterdir()} == {"my photos"}
