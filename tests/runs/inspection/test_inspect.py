@@ -1,13 +1,12 @@
 """The whole command: on a run, on an encoder alone, on two; and what it refuses."""
 
-import csv
 import re
 import shutil
 from html import unescape
 
 import pytest
 import torch
-from helpers.commands import SMALL_MAE, one_line
+from helpers.commands import SMALL_MAE, csv_rows, one_line
 from helpers.encoders import info_of
 from helpers.images import encoded, picture, write_files
 from helpers.weights.official_weights import official
@@ -44,11 +43,6 @@ def looked(runs, digits):
     return runs / "mae" / "inspect"
 
 
-def table(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_run_is_looked_at_with_its_own_data(looked):
     there = {path.name for path in looked.iterdir()}
     assert there >= EVERYWHERE
@@ -66,10 +60,10 @@ def test_a_run_is_looked_at_with_its_own_data(looked):
 
 
 def test_numbers_are_there_for_each_head_and_mask(looked):
-    heads = table(looked / "attention-distance.csv")
+    heads = csv_rows(looked / "attention-distance.csv")
     assert len(heads) == 2  # one block of two heads
     assert all(0 < float(row["mean_attention_distance_px"]) < 12 for row in heads)
-    masks = table(looked / "reconstructions-random.csv")
+    masks = csv_rows(looked / "reconstructions-random.csv")
     assert [(row["mask"], row["ratio"]) for row in masks] == [
         (kind, str(ratio)) for kind in ("random", "block", "grid") for ratio in (0.5, 0.75, 0.9)
     ]
