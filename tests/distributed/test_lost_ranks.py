@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 from distributed.launch import ROOT, free_port, hear_signals
+from helpers.commands import wait_until
 
 # Longer than a step takes on a busy machine.
 TIMEOUT_S = 20.0
@@ -39,11 +39,9 @@ def ranks(digits, tmp_path):
                 )
             )
     try:
-        deadline = time.monotonic() + 120
-        while not (folder / "checkpoints" / "step-00000040").exists():
-            assert time.monotonic() < deadline
-            assert all(process.poll() is None for process in started), (tmp_path / "rank0.log").read_text()
-            time.sleep(0.1)
+        saved = folder / "checkpoints" / "step-00000040"
+        wait_until(lambda: saved.exists() or any(process.poll() is not None for process in started))
+        assert all(process.poll() is None for process in started), (tmp_path / "rank0.log").read_text()
         yield started
     finally:
         for process in started:

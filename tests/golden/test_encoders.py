@@ -3,24 +3,22 @@
 MAE_VIT_CIFAR10 is the folder of the shards that docs/results.md tells how to make. Without it nothing is tested.
 """
 
-import csv
 import json
 import os
 from pathlib import Path
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, csv_rows
 
 from mae_vit.data.index import open_index
 from mae_vit.finetuning.command import main as finetune
 
 DATA = os.environ.get("MAE_VIT_CIFAR10")
-with (ROOT / "docs" / "results" / "compare_cifar10_5k" / "results.csv").open() as file:
-    FROZEN = [
-        row
-        for row in csv.DictReader(file)
-        if row["mode"] == "few_shot" and row["seed"] == "0" and row["start"].startswith("docs/")
-    ]
+FROZEN = [
+    row
+    for row in csv_rows(ROOT / "docs" / "results" / "compare_cifar10_5k" / "results.csv")
+    if row["mode"] == "few_shot" and row["seed"] == "0" and row["start"].startswith("docs/")
+]
 
 
 def test_there_are_figures_to_compare_with():

@@ -1,9 +1,12 @@
 """Runs commands of ours as people do, and reads what they leave."""
 
+import csv
 import json
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
@@ -27,11 +30,19 @@ SMALL_PRETRAIN = [
 ]
 
 
-def run(*arguments: str, timeout: float = 500, **options) -> subprocess.CompletedProcess:
+def run(*arguments: str, timeout: float = 500, cwd: Path = ROOT, **options) -> subprocess.CompletedProcess:
     """Runs a command of ours with this interpreter."""
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=ROOT, **options
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=cwd, **options
     )
+
+
+def wait_until(done: Callable[[], object], every_s: float = 0.01) -> None:
+    """Waits 500 s at most."""
+    deadline = time.monotonic() + 500
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(every_s)
 
 
 def one_line(capsys) -> str:
@@ -49,6 +60,10 @@ def summary_of(folder: Path) -> dict:
 
 def lines_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 def saved_steps(run: Path) -> list[int]:

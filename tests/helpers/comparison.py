@@ -1,12 +1,12 @@
 """What tests of comparisons share."""
 
-import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from helpers.commands import csv_rows
 from helpers.finetune import TINY
 
 from mae_vit.comparison.config import CompareConfig, EntrySection
@@ -151,17 +151,15 @@ def compare_command(config: Path, folder: Path, *more: str) -> list[str]:
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
     """The rows of `results.csv`, but for what differs from one try to the next."""
-    with (folder / "results.csv").open() as file:
-        return [
-            {key: value for key, value in line.items() if key not in _TIME_COLUMNS}
-            for line in csv.DictReader(file)
-        ]
+    return [
+        {key: value for key, value in line.items() if key not in _TIME_COLUMNS}
+        for line in csv_rows(folder / "results.csv")
+    ]
 
 
 def read_scores(folder: Path) -> dict[tuple[str, str, str], list[Scores]]:
     """Reads `results.csv` and `predictions.npz`: one `Scores` a seed by entry, number of labels and mode."""
-    with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "results.csv")
     packed = np.load(folder / PREDICTIONS, allow_pickle=False)
     cells = json.loads(str(packed["cells"]))
     groups: dict[tuple[str, str, str], list[Scores]] = {}

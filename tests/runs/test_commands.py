@@ -1,6 +1,5 @@
 """The command line itself: help, exit codes, one line for bad input, what is said at the end."""
 
-import io
 import os
 import re
 import signal
@@ -9,7 +8,8 @@ import sys
 import time
 
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN, one_line
+from helpers.commands import ROOT, SMALL_PRETRAIN, one_line, wait_until
+from helpers.images import encoded, write_files
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -30,7 +30,6 @@ from mae_vit.core import __version__
         (["prepare", "digits", "{out}", "--faster"], "arguments: --faster; known: --bands, "),
         # argparse itself names what is missing, and not what was misspelled.
         (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt; did you mean "--out"?'),
-        (["embed", "x", "y"], "the following arguments are required: --out"),
         (["export", "runs/none", "--to", "hf"], "runs/none do not exist; give a run folder"),
         (["--versoin"], 'did you mean "--version"?'),
         # Another command's option is no suggestion.
@@ -92,24 +91,12 @@ def test_a_reader_who_leaves_ends_in_no_traceback(digits, tmp_path, words):
 # While processes start, and when they are at work.
 @pytest.mark.parametrize(("workers", "after_s"), [("0", 0.5), ("2", 0.3)])
 def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
-    source, out = tmp_path / "src" / "cat", tmp_path / "out"
-    source.mkdir(parents=True)
-    stream = io.BytesIO()
-    Image.effect_noise((600, 600), 50).save(stream, "png")
     # Seconds of work: the command is in mid-split when it is stopped.
-    for number in range(600):
-        (source / f"{number}.png").write_bytes(stream.getvalue())
+    image, out = encoded(Image.effect_noise((600, 600), 50), "png"), tmp_path / "out"
+    source = write_files(tmp_path / "src", {f"cat/{number}.png": image for number in range(600)})
+    words = ["-m", "mae_vit.cli.main", "prepare", str(source), str(out), "--workers", workers]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "mae_vit.cli.main",
-            "prepare",
-            str(source.parent),
-            str(out),
-            "--workers",
-            workers,
-        ],
+        [sys.executable, *words],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -118,9 +105,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
         # Around the tests it may be ignored: they may be a background job.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 500
-    while not (out / ".train.partial").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until((out / ".train.partial").exists)
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=500)

@@ -4,10 +4,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, run
 
 _DESCRIBE = """
 import json
@@ -26,14 +25,8 @@ def git(folder, *words):
 
 def described(folder):
     """The commit and the digest that sources in a folder name."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _DESCRIBE],
-        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = run("-c", _DESCRIBE, env=environment, cwd=folder, check=True)
     file, commit, digest = json.loads(ended.stdout)
     assert file.startswith(str(folder))
     return commit, digest

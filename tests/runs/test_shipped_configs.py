@@ -82,7 +82,3 @@ def test_dry_run_of_a_probe_from_a_start(plan_from_weights, name):
     assert "100.0%" in plan
     peak = 0.1 * (4096 if name.endswith("base") else 256) / 256
     assert f"{', '.join(f'{factor * peak:.3g}' for factor in (0.1, 0.3, 1, 3, 10))} after" in plan
-
-
-def test_all_are_here():
-    assert len(CONFIGS) >= 20

@@ -1,9 +1,7 @@
 """The other jobs: fine-tuning and comparisons go on after the limit; the doctor looks at all nodes."""
 
-import csv
-
 import pytest
-from helpers.commands import lines_of, summary_of
+from helpers.commands import csv_rows, lines_of, summary_of
 from slurm.cluster import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
@@ -72,8 +70,7 @@ def test_an_array_shares_a_comparison_and_its_tasks_are_requeued_one_by_one(clus
     tasks[1].tell_of_limit()
     assert [task.wait() for task in tasks] == ["COMPLETED", "COMPLETED"], array.output()
     assert [task.shown("Restarts") for task in tasks] == ["0", "1"]
-    with (folder / "results.csv").open() as file:
-        assert sorted(line["seed"] for line in csv.DictReader(file)) == ["0", "1", "2", "3"]
+    assert sorted(line["seed"] for line in csv_rows(folder / "results.csv")) == ["0", "1", "2", "3"]
     assert (folder / "report.html").exists()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers.commands import ROOT, run
+from helpers.commands import ROOT, run, wait_until
 from helpers.comparison import compare_command, read_rows, write_config
 
 from mae_vit.comparison.command import main
@@ -33,11 +33,7 @@ def start(config: Path, folder: Path) -> subprocess.Popen:
 
 
 def wait_for(folder: Path, pattern: str, process: subprocess.Popen) -> None:
-    for _ in range(3000):
-        if any(folder.glob(pattern)) or process.poll() is not None:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"nothing at {pattern}")
+    wait_until(lambda: any(folder.glob(pattern)) or process.poll() is not None)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
@@ -16,7 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.commands import ROOT
+from helpers.commands import ROOT, wait_until
 from helpers.comparison import spec
 
 from mae_vit.comparison import main
@@ -219,8 +218,7 @@ time.sleep(500)
     run, runner = spec("long", tmp_path, script), Runner(1)
 
     def stop():
-        while not ready.exists():
-            time.sleep(0.05)
+        wait_until(ready.exists)
         runner.stop("SIGINT")
 
     bar = Bar([run])
@@ -262,9 +260,7 @@ time.sleep(500)
     )
     words = [sys.executable, "-c", _GROUP, str(tmp_path)]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    while not (tmp_path / "ready").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: (tmp_path / "ready").exists() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGTERM)
     assert process.communicate(timeout=500)[0] == "SIGTERM {}\n"
     assert (tmp_path / "saved").exists()

@@ -34,16 +34,6 @@ def split(digits):
     return np.arange(len(index)), np.asarray(index.labels), index.keys()
 
 
-def test_keys_are_those_of_the_tars_and_are_kept(digits, split, monkeypatch):
-    from mae_vit.data import index as index_module
-    from mae_vit.data.shards.samples import read_samples
-
-    keys = split[2]
-    assert keys == [s.key for path in sorted(digits.glob("train-*.tar")) for s in read_samples(path)]
-    monkeypatch.setattr(index_module, "read_samples", None)
-    assert open_index(digits, "train").keys() == keys
-
-
 def test_a_subset_is_that_of_prepare(split, tmp_path):
     samples, labels, keys = split
     for limit in (7, 100):

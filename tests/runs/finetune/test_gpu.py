@@ -1,13 +1,12 @@
 """What follows pretraining gives the same on a GPU and on its CPU."""
 
-import csv
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import lines_of, run, summary_of
+from helpers.commands import csv_rows, lines_of, run, summary_of
 from helpers.finetune import SMALL
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
@@ -72,7 +71,7 @@ def test_predictions_and_features_are_those_of_a_cpu(encoder, digits, tmp_path):
         done("-m", "mae_vit.cli", "embed", encoder, *common, tmp_path / place)
         features[place] = np.load(tmp_path / place / "features.npy")
         done("-m", "mae_vit.cli", "predict", tuned, *common, tmp_path / f"{place}.csv")
-        tables[place] = list(csv.DictReader((tmp_path / f"{place}.csv").open()))
+        tables[place] = csv_rows(tmp_path / f"{place}.csv")
     np.testing.assert_allclose(features["gpu"], features["cpu"], rtol=1e-3, atol=1e-4)
     assert len(tables["gpu"]) == len(tables["cpu"]) == 300
     equal = [a["prediction"] == b["prediction"] for a, b in zip(tables["gpu"], tables["cpu"], strict=True)]

@@ -1,6 +1,5 @@
 """`mae-vit predict`: a run's classifier gives new images what the run itself gave its test images."""
 
-import csv
 import json
 import math
 import shutil
@@ -9,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers.commands import one_line
+from helpers.commands import csv_rows, one_line
 from helpers.finetune import CNN, SMALL
 from helpers.images import encoded, picture, write_files
 from safetensors import safe_open
@@ -20,11 +19,6 @@ from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index
 from mae_vit.finetuning.command import main as finetune
-
-
-def rows_of(path) -> list[dict]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def predict(run, data, out, *words) -> int:
@@ -61,13 +55,13 @@ def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_pat
     folder = shared(*NETWORKS[network], **(CNN if network == "SimpleCNN" else {})).folder
     assert predict(folder, digits, tmp_path / "p.csv", "--split", "test", "--top", 2) == 0
     out = capsys.readouterr().out
-    ours, theirs = rows_of(tmp_path / "p.csv"), rows_of(folder / "predictions.csv")
+    ours, theirs = csv_rows(tmp_path / "p.csv"), csv_rows(folder / "predictions.csv")
     again = ["predict", str(folder), str(digits), "--split", "test", "--workers", "0"]
     assert main(again) == 0
     capsys.readouterr()
     assert main(again) == 2, "predictions of other images stay"
     assert "--out" in one_line(capsys)
-    assert [row["prediction"] for row in rows_of(folder / "predicted.csv")] == [
+    assert [row["prediction"] for row in csv_rows(folder / "predicted.csv")] == [
         row["prediction"] for row in ours
     ]
     (folder / "predicted.csv").unlink()  # other tests share the run
@@ -91,10 +85,10 @@ def test_a_folder_of_images_with_a_broken_one(run, digits, photos, tmp_path, cap
     out = capsys.readouterr().out
     assert "1 broken image" in out
     assert "accuracy" not in out
-    rows = rows_of(tmp_path / "p.csv")
+    rows = csv_rows(tmp_path / "p.csv")
     assert [row["path"] for row in rows] == ["0.png", "1.png", "2.png"]
     assert list(rows[0]) == ["path", "key", "prediction", "probability"]
-    assert [row["path"] for row in rows_of(tmp_path / "p.broken.csv")] == ["broken.png"]
+    assert [row["path"] for row in csv_rows(tmp_path / "p.broken.csv")] == ["broken.png"]
     before = {path: path.read_bytes() for path in tmp_path.glob("p.*csv")}
     with monkeypatch.context() as patch:
         patch.setattr("mae_vit.runtime.signals.StopRequest", lambda: True)
@@ -132,7 +126,7 @@ def test_folders_without_a_classifier_say_what_they_are(run, tmp_path):
 def test_the_images_that_were_trained_on_are_named(run, digits, tmp_path, capsys):
     assert predict(run, digits, tmp_path / "p.csv") == 0
     assert "--split test" in capsys.readouterr().err
-    assert Counter(row["split"] for row in rows_of(tmp_path / "p.csv")) == {"train": 1497, "test": 300}
+    assert Counter(row["split"] for row in csv_rows(tmp_path / "p.csv")) == {"train": 1497, "test": 300}
     assert predict(run, digits, tmp_path / "p.csv", "--split", "test") == 0
     assert "note: " not in capsys.readouterr().err
     described = json.loads((digits / "dataset.json").read_text())
@@ -154,8 +148,8 @@ def test_bands_of_16_bits(tmp_path):
     options = [f"data.path={tiles}", "model.img_size=16", "train.effective_batch_size=8", f"run.dir={run}"]
     assert finetune(["--config", "simple_cnn_cifar", *SMALL, *options]) == 0
     assert predict(run, tiles, tmp_path / "p.csv", "--split", "val") == 0
-    known = {row["key"]: row for row in rows_of(run / "predictions.csv")}
-    rows = rows_of(tmp_path / "p.csv")
+    known = {row["key"]: row for row in csv_rows(run / "predictions.csv")}
+    rows = csv_rows(tmp_path / "p.csv")
     assert len(rows) == len(known) > 3
     for row in rows:
         assert row["prediction"] == known[row["key"]]["prediction"]
@@ -173,9 +167,9 @@ def test_labels_of_other_classes_are_kept_and_not_compared(run, photos, tmp_path
     out, err = capsys.readouterr()
     assert "accuracy" not in out
     assert "(cat, owl)" in err
-    assert [row["label"] for row in rows_of(tmp_path / "p.csv")] == ["cat", "owl"]
+    assert [row["label"] for row in csv_rows(tmp_path / "p.csv")] == ["cat", "owl"]
     assert predict(run, tmp_path / "photos", tmp_path / "q.csv", "--no-labels") == 0
-    assert "label" not in rows_of(tmp_path / "q.csv")[0]
+    assert "label" not in csv_rows(tmp_path / "q.csv")[0]
 
 
 def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digits, tmp_path, capsys):

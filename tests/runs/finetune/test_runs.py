@@ -1,6 +1,5 @@
 """Whole fine-tuning runs: what they leave, the choice of the epoch, one read of the test split, resume."""
 
-import csv
 import json
 import math
 import shutil
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from helpers.commands import cut_back, lines_of, summary_of
+from helpers.commands import csv_rows, cut_back, lines_of, summary_of
 from helpers.finetune import CNN, TINY
 from helpers.leaked_tensors import Leftovers
 from safetensors import safe_open
@@ -52,8 +51,7 @@ def test_a_run_leaves_what_it_promises(shared, digits, pretrained):
         assert math.isfinite(summary[name]), name
         assert 0 <= summary[name] <= 1, name
     assert summary["test_reads"] == 1
-    with (folder / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "predictions.csv")
     assert [row["key"] for row in rows] == test.keys()
     assert [row["label"] for row in rows] == [str(label) for label in test.labels]
     right = [row["label"] == row["prediction"] for row in rows]

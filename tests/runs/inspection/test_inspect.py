@@ -1,22 +1,21 @@
 """The whole command: on a run, on an encoder alone, on two; and what it refuses."""
 
-import csv
 import re
 import shutil
 from html import unescape
 
 import pytest
 import torch
-from helpers.commands import SMALL_MAE, one_line
+from helpers.commands import SMALL_MAE, csv_rows, one_line
 from helpers.encoders import info_of
 from helpers.images import encoded, picture, write_files
+from helpers.weights.official_weights import official
 from PIL import Image
 
 from mae_vit.cli.main import main
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.inspect import open_subject
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
@@ -44,11 +43,6 @@ def looked(runs, digits):
     return runs / "mae" / "inspect"
 
 
-def table(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_run_is_looked_at_with_its_own_data(looked):
     there = {path.name for path in looked.iterdir()}
     assert there >= EVERYWHERE
@@ -66,10 +60,10 @@ def test_a_run_is_looked_at_with_its_own_data(looked):
 
 
 def test_numbers_are_there_for_each_head_and_mask(looked):
-    heads = table(looked / "attention-distance.csv")
+    heads = csv_rows(looked / "attention-distance.csv")
     assert len(heads) == 2  # one block of two heads
     assert all(0 < float(row["mean_attention_distance_px"]) < 12 for row in heads)
-    masks = table(looked / "reconstructions-random.csv")
+    masks = csv_rows(looked / "reconstructions-random.csv")
     assert [(row["mask"], row["ratio"]) for row in masks] == [
         (kind, str(ratio)) for kind in ("random", "block", "grid") for ratio in (0.5, 0.75, 0.9)
     ]
@@ -83,10 +77,8 @@ def test_a_config_of_another_program_beside_an_encoder_is_no_run(runs, tmp_path)
 
 
 def test_what_is_assumed_about_weights_is_said(tmp_path, capsys):
-    info = info_of(embed_dim=128, depth=6)
-    mae = MAEConfig(name="mae", decoder_depth=1).build(info.geometry.build(), mean=info.mean, std=info.std)
-    tensors = {name.removeprefix("encoder."): value for name, value in mae.state_dict().items()}
-    torch.save(tensors, tmp_path / "mae.pth")
+    decoder = {"decoder_embed_dim": 512, "decoder_depth": 1, "decoder_num_heads": 16}
+    official(tmp_path / "mae.pth", decoder=True, width=128, depth=6, **decoder)
     assert open_subject(str(tmp_path / "mae.pth")).objective is not None
     notes = capsys.readouterr().err
     for assumed in ("num_heads=4", "ImageNet's normalization", "norm_pix_loss=false"):

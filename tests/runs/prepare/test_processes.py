@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN
+from helpers.commands import ROOT, SMALL_PRETRAIN, wait_until
 from helpers.images import encoded, picture, write_files
 from unit.data.band_files import npy, values
 
@@ -88,16 +88,12 @@ def test_processes_go_when_their_parent_is_killed(many, tmp_path):
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 500
     # The command, the tracker of its semaphores, two workers.
-    while len(group(process.pid)) < 4 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len(group(process.pid)) >= 4 or process.poll() is not None)
     assert len(group(process.pid)) == 4
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    while group(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert group(process.pid) == []
+    wait_until(lambda: not group(process.pid))
 
 
 def test_a_kill_leaves_what_dataset_json_says(tmp_path):
@@ -111,9 +107,7 @@ def test_a_kill_leaves_what_dataset_json_says(tmp_path):
         process = subprocess.Popen(
             command(tmp_path / "src", out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 500
-        while not (out / ".val.partial").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until((out / ".val.partial").exists, 0.005)
         time.sleep(0.05 * killed)
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -4,11 +4,10 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN, run, summary_of
+from helpers.commands import ROOT, SMALL_PRETRAIN, run, summary_of, wait_until
 from helpers.damage import copy_of
 
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
@@ -101,10 +100,7 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
         text=True,
     )
     try:
-        deadline = time.monotonic() + 500
-        while not (folder / "checkpoints" / "latest").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until((folder / "checkpoints" / "latest").exists)
         fill(place / "filler")
         error = ""
         # Both are said once it is met.

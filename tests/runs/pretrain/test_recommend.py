@@ -1,13 +1,12 @@
 """`mae-vit recommend`: the preset for images and machine, the gain to expect, commands that run."""
 
-import csv
 import re
 import shlex
 from dataclasses import replace
 from statistics import mean
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, csv_rows
 from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
@@ -37,10 +36,9 @@ ROWS = {
 def test_the_table_has_the_results(measured):
     accuracy, folder = {}, ROOT / "docs" / "results" / measured.source
     assert (folder / "README.md").is_file()
-    with (folder / "results.csv").open() as file:
-        for row in csv.DictReader(file):
-            if row["mode"] == "finetune":
-                accuracy.setdefault(row["entry"], []).append(100 * float(row["test_top1"]))
+    for row in csv_rows(folder / "results.csv"):
+        if row["mode"] == "finetune":
+            accuracy.setdefault(row["entry"], []).append(100 * float(row["test_top1"]))
     scratch = mean(accuracy[SCRATCH.get(measured.source, "ViT-Tiny from scratch")])
     for steps, gain in measured.gains.items():
         row = ROWS.get((measured.source, steps), f"MAE, {steps:,} steps")
@@ -167,8 +165,6 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
         if job == "finetune" and words[0] != "--ckpt":
             path = find_preset(words[0])
             load_config(FinetuneConfig, path, words[3:], amend=WeightsOverrides(None, path))
-        if job == "compare":
-            load_config(CompareConfig, find_preset(words[0]), words[1:])
     if not prepared:
         # Nothing was written, and the first command is accepted.
         assert {path.name for path in tmp_path.iterdir()} == {"my photos"}

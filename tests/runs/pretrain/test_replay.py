@@ -1,11 +1,10 @@
 """Any step of a run is shown as it was."""
 
-import csv
 import json
 
 import pytest
 import torch
-from helpers.commands import one_line
+from helpers.commands import csv_rows, one_line
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -57,10 +56,11 @@ def test_the_command_writes_a_picture_and_names(call, tmp_path, capsys):
     assert "those of step 2" in said
     path = run / "replay" / "step-00000003-rank-0.png"
     assert Image.open(path).width == 16 * (64 + 2)
-    with path.with_suffix(".csv").open() as file:
-        names = list(csv.DictReader(file))
+    names = csv_rows(path.with_suffix(".csv"))
     assert len(names) == 128
     assert len({name["key"] for name in names}) == 128
+    assert main(["replay", str(run), "--data-step", "2"]) == 0
+    assert csv_rows(run / "replay" / "data-step-00000002-rank-0.csv") == names
 
 
 def test_a_rank_has_its_part(call, tmp_path):

@@ -4,12 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
+from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, run, wait_until
 from helpers.trackers import stored_by_mlflow, wandb_ids
 
 _SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -67,7 +66,7 @@ def test_kills_leave_one_tracked_run(digits, tmp_path):
         process.send_signal(number)
         process.communicate(timeout=500)
         assert process.returncode == (75 if number == signal.SIGTERM else -number)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    done = run(*command[1:])
     assert done.returncode == 0, done.stderr
     losses = {line["step"]: line["loss"] for line in lines_of(folder)}
     assert list(losses) == list(range(1, steps + 1))
@@ -82,10 +81,10 @@ def test_kills_leave_one_tracked_run(digits, tmp_path):
 
 
 def _wait_for_step(process, folder: Path, step: int) -> None:
-    until = time.monotonic() + 400
-    while time.monotonic() < until and process.poll() is None:
+    def reached() -> bool:
         with suppress(OSError, ValueError):  # a line is being written
-            if any(line["step"] >= step for line in lines_of(folder)):
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} was not reached: {process.communicate()[1]}")
+            return any(line["step"] >= step for line in lines_of(folder))
+        return False
+
+    wait_until(lambda: reached() or process.poll() is not None)
+    assert process.poll() is None, f"step {step} was not reached: {process.communicate()[1]}"

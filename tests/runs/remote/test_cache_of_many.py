@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 from helpers.batch_digests import digest_of_global_batches, open_digits, open_located
-from helpers.commands import ROOT
+from helpers.commands import ROOT, wait_until
 from helpers.servers.remote_shards import (
     STEPS,
     blocks,
@@ -115,13 +115,6 @@ def test_the_cache_stays_within_its_bound(source, server, tmp_path):
 
 def shards_asked(server) -> list[str]:
     return [name for name, _ in server.requests if name.endswith(".tar")]
-
-
-def wait_until(done) -> None:
-    until = time.monotonic() + 500
-    while not done() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert done()
 
 
 def fetched_batches(index):

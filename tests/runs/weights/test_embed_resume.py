@@ -4,13 +4,11 @@ import os
 import shutil
 import signal
 import threading
-import time
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.commands import one_line
+from helpers.commands import one_line, wait_until
 from helpers.embedding import (
     call,
     content,
@@ -20,6 +18,7 @@ from helpers.embedding import (
     write_encoder,
     write_folder,
 )
+from helpers.images import write_zip
 
 from mae_vit.weights.embed import embed as embedding
 from mae_vit.weights.embed.embed import Settings, embed
@@ -44,11 +43,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     """An archive of 400 images, some broken: some time's work with --batch-size 2."""
-    path = tmp_path_factory.mktemp("many") / "many.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(400):
-            archive.writestr(f"{number:05d}.png", b"broken" if number % 97 == 5 else encoded(number, "png"))
-    return path
+    files = {f"{n:05d}.png": b"broken" if n % 97 == 5 else encoded(n, "png") for n in range(400)}
+    return write_zip(tmp_path_factory.mktemp("many") / "many.zip", files)
 
 
 class StopAfter:
@@ -121,8 +117,7 @@ def test_a_signal_saves_and_the_same_command_resumes(weights, many, whole, tmp_p
     monkeypatch.setattr(embedding, "SAVE_EVERY_S", 0.01)
 
     def send() -> None:
-        while not done_of(out):
-            time.sleep(0.002)
+        wait_until(lambda: done_of(out), 0.002)
         os.kill(os.getpid(), signal.SIGTERM)
 
     sender = threading.Thread(target=send, daemon=True)

@@ -42,6 +42,7 @@ BAD = {
     "train.steps=2026-11-26": "steps='2026-11-26'",
     "data.augment.flip=no": "flip='no': true or false",
     "objective.mask_ratio=1.0": "mask_ratio=1.0",
+    "objective.decode_ratio=1.1": "decode_ratio=1.1",
     "objective.name=may": '"mae"?',
     "model.name=tiny-cifer": '"tiny-cifar"?',
     "optim.name=AdamW": '"adamw"',

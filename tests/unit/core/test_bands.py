@@ -27,14 +27,6 @@ def test_eight_bit_is_the_path_of_photographs():
     assert not Bands(("gray",), "uint8", (0.0,), (255.0,), nodata=0).eight_bit
 
 
-def test_missing_pixels():
-    whole = Bands(("a",), "int16", (0.0,), (1.0,), nodata=-9999)
-    assert whole.valid(torch.tensor([[[[5, -9999]]]], dtype=torch.int16)).tolist() == [[[[True, False]]]]
-    floats = Bands(("a",), "float16", (0.0,), (1.0,))
-    images = torch.tensor([[[[5.0, float("nan")]]]], dtype=torch.float16)
-    assert floats.valid(images).tolist() == [[[[True, False]]]]
-
-
 TABLE = {
     "names": ["red", "near infrared"],
     "dtype": "uint16",

@@ -13,8 +13,6 @@ from mae_vit.models.masking import (
 )
 from mae_vit.models.sizes import num_masked_patches
 
-KEYS = SampleKeys(0, 0, torch.arange(500))
-
 
 @pytest.mark.parametrize(
     ("patches", "ratio", "masked"), [(64, 0.75, 48), (196, 0.75, 147), (16, 0.5, 8), (10, 0.75, 8)]

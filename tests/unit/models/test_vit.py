@@ -1,4 +1,6 @@
-"""The encoder is timm's VisionTransformer: counts, names, features."""
+"""The encoder is timm's VisionTransformer: counts, names, features; and MAE's fixed positions."""
+
+import math
 
 import pytest
 import timm
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.sizes import SIZES
+from mae_vit.objectives.config import MAEConfig
 from mae_vit.weights.encoder import load_encoder
 
 # Parameters at 224 px with num_classes=0.
@@ -61,3 +64,27 @@ def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
         torch.testing.assert_close(by_cls, expected[:, 0], atol=1e-5, rtol=0)
     assert expected.std() > 0.1
     assert (read.step, read.img_size, read.vit.pos_embed) == (7, img_size, pos_embed)
+
+
+def position_table(grid: int, width: int) -> torch.Tensor:
+    """The fixed table, value by value: column in the first half, row in the second, [CLS] zero."""
+    table = torch.zeros(1, 1 + grid * grid, width)
+    quarter = width // 4
+    for row in range(grid):
+        for column in range(grid):
+            for half, place in enumerate((column, row)):
+                for i in range(quarter):
+                    angle = place / 10000 ** (i / quarter)
+                    at = half * 2 * quarter + i
+                    table[0, 1 + row * grid + column, at] = math.sin(angle)
+                    table[0, 1 + row * grid + column, at + quarter] = math.cos(angle)
+    return table
+
+
+def test_position_tables():
+    """Ours against the formula written out, value by value."""
+    encoder = info_of(img_size=(32, 32), embed_dim=64).geometry.build()
+    mae = MAEConfig(name="mae", decoder_embed_dim=48).build(encoder, mean=[0.5] * 3, std=[0.25] * 3)
+    for table, width in ((encoder.pos_embed, 64), (mae.decoder_pos_embed, 48)):
+        torch.testing.assert_close(table.data, position_table(8, width), atol=1e-6, rtol=0)
+        assert not table.requires_grad

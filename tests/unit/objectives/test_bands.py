@@ -88,6 +88,9 @@ def test_mae_and_psnr_against_plain_loops(norm_pix):
     batch = raw_batch(bands)
     images, valid = normalized(batch, bands)
     np.testing.assert_allclose(mae.normalize(batch.images), np.where(valid, images, 0), atol=1e-5)
+    np.testing.assert_allclose(
+        mae.unit(batch.images), np.where(valid, bands.unit(batch.images), 0), atol=1e-6
+    )
     prediction, mask = mae.reconstruct(
         mae.normalize(batch.images), patch_noise(batch.keys, mae.encoder.num_patches)
     )

@@ -110,17 +110,6 @@ def test_boxes_are_timms():
     assert kept.sum((1, 2)).div(side[0] * side[1]).tolist() == pytest.approx(left.tolist(), abs=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
-def test_any_split_mixes_alike(options):
-    batch = batch_of()
-    mixing = Mixing(**{"mixup": 0.0, "cutmix": 0.0, **options})
-    images, targets = mixing(batch, CLASSES)
-    for size in (2, 8, 32):
-        parts = [mixing(part(batch, start, start + size), CLASSES) for start in range(0, 64, size)]
-        assert torch.equal(torch.cat([mixed[0] for mixed in parts]), images)
-        assert torch.equal(torch.cat([mixed[1] for mixed in parts]), targets)
-
-
 def test_draws_depend_on_sample_and_epoch_alone():
     mixing = Mixing(mixup=0.8, cutmix=1.0)
     batch = batch_of()

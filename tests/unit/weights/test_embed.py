@@ -1,17 +1,16 @@
 """`mae-vit embed`: features, keys and facts of folders, archives and shards."""
 
-import csv
 import os
 import re
 import shutil
 import tarfile
-import zipfile
 
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT, one_line
+from helpers.commands import ROOT, csv_rows, one_line
 from helpers.embedding import INFO, call, content, encoded, read_output, write_encoder, write_folder
+from helpers.images import write_zip
 
 import mae_vit
 from mae_vit.data.index import open_index
@@ -31,9 +30,7 @@ def photos(tmp_path_factory):
     """A folder, its files, an archive of each kind of it, and shards."""
     top = tmp_path_factory.mktemp("photos")
     files = write_folder(top / "folder")
-    with zipfile.ZipFile(top / "photos.zip", "w") as archive:
-        for name in reversed(files):
-            archive.write(top / "folder" / name, name)
+    write_zip(top / "photos.zip", dict(reversed(files.items())))
     with tarfile.open(top / "photos.tar.gz", "w:gz") as archive:
         archive.add(top / "folder", ".")
     prepare([find_images(str(top / "folder"), out=top / "shards")], top / "shards", shard_samples=5)
@@ -129,8 +126,7 @@ def test_a_flat_folder_has_neither_labels_nor_splits_and_paths_tell_the_files(we
     assert set(columns) == {"features", "keys", "paths", "meta"}
     assert columns["paths"].tolist() == names
     assert len(set(columns["keys"].tolist())) == 3
-    with (tmp_path / "f" / "broken.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = csv_rows(tmp_path / "f" / "broken.csv")
     assert (row["split"], row["key"], row["path"]) == ("", "broken", "broken.png")
 
 
@@ -171,8 +167,7 @@ def test_broken_files_are_named_and_passed_over(weights, photos, tmp_path, capsy
     assert call(weights, folder, "--out", out, "--batch-size", "4") == 0
     printed = capsys.readouterr().out
     assert str(out / "broken.csv") in printed
-    with open(out / "broken.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(out / "broken.csv")
     assert [row["path"] for row in rows] == list(broken)
     for row in rows:
         assert row["reason"]

@@ -1,12 +1,11 @@
 """Third-party encoders: measured as they are, marked as such, and never trained."""
 
-import csv
 import json
 
 import numpy as np
 import pytest
 import torch
-from helpers.commands import one_line, summary_of
+from helpers.commands import csv_rows, one_line, summary_of
 from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -63,8 +62,8 @@ def test_neighbors_are_those_of_timms_features(measure, digits, tmp_path, capsys
     support, labels = features("train", np.sort(samples))
     query, _ = features("test", np.arange(len(open_index(digits, "test"))))
     expected = knn_scores(support, labels, query, num_classes=10).argmax(dim=1)
-    with (folder / "predictions.csv").open() as rows:
-        assert [row["prediction"] for row in csv.DictReader(rows)] == [str(n) for n in expected.tolist()]
+    predictions = [row["prediction"] for row in csv_rows(folder / "predictions.csv")]
+    assert predictions == [str(n) for n in expected.tolist()]
 
 
 @pytest.mark.slow

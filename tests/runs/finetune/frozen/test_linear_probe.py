@@ -85,7 +85,8 @@ def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, 
     """timm's encoder, torch's BatchNorm, SGD and cross-entropy, in the run's order of images."""
     choices = {}
     spy(FinetuneData, "open_test", lambda data: choices.update(train=data.train, held=data.held_out))
-    assert probe("finetune.lr_factors=[3.0]", "finetune.pool=cls", "run.seed=4") == 0
+    smoothed = ["finetune.pool=cls", "finetune.label_smoothing=0.2"]
+    assert probe("finetune.lr_factors=[3.0]", "run.seed=4", *smoothed) == 0
     model = classifier(pretrained, tmp_path / "run", global_pool="token")
     with torch.no_grad():
         features = model.forward_head(model.forward_features(normalized(digits, "train")), pre_logits=True)
@@ -107,7 +108,8 @@ def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, 
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
-        nn.functional.cross_entropy(layer(features[samples]), labels[samples]).backward()
+        logits = layer(features[samples])
+        nn.functional.cross_entropy(logits, labels[samples], label_smoothing=0.2).backward()
         optimizer.step()
     layer.eval()
     saved = load_file(tmp_path / "run" / "linear.safetensors")

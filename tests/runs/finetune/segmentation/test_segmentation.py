@@ -1,6 +1,5 @@
 """Whole runs of segmentation, and what is refused."""
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -8,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.commands import cut_back, lines_of, one_line, summary_of
+from helpers.commands import csv_rows, cut_back, lines_of, one_line, summary_of
 from helpers.finetune import CNN
 from helpers.images import FIRST, STEP
 from safetensors.torch import load_file
@@ -52,7 +51,7 @@ def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):
         gray = arrays["pixels"][:, 0].astype(int)
         # The image tells the class, so truth and pixels are of the same images.
         np.testing.assert_array_equal(arrays["truth"], np.where(gray < FIRST, -1, (gray - FIRST) // STEP))
-    assert len(list(csv.DictReader((folder / "predictions.csv").open()))) == summary["test_size"] == 24
+    assert len(csv_rows(folder / "predictions.csv")) == summary["test_size"] == 24
     assert (folder / "overlays.png").stat().st_size > 500
     assert {"loss", "miou", "pixel_accuracy"} <= lines_of(folder)[-1]["heldout"].keys()
     after = load_file(folder / "model.safetensors")
@@ -105,8 +104,7 @@ def test_files_of_several_ranks_and_of_images_without_pixels_that_count(segment,
     assert len(shown["pixels"]) == 8
     counts[5] = 0
     results.write_test(Overlaps(counts, counts), {}, shown)
-    with (tmp_path / "run" / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "run" / "predictions.csv")
     assert [n for n, row in enumerate(rows) if not row["miou"] and not row["pixel_accuracy"]] == [5]
     assert rows[4]["miou"] == "1.000000"
 

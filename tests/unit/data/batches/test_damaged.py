@@ -176,12 +176,6 @@ def test_where_nothing_is_whole_the_sample_is_an_error(copy):
         next(batches)
 
 
-def test_what_is_measured_is_not_replaced(damaged):
-    source = source_of(damaged[0], "tar")
-    with pytest.raises(DamagedSample, match=r"checksum|image|limit|sample"):
-        list(FixedBatches(source, np.array([1, 2, 41]), seed=0, batch_size=2))
-
-
 def test_a_shard_that_vanishes_or_changes_in_mid_run_is_damage(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.01))
     # One shard open at a time: each is opened again and again, as in a long run.

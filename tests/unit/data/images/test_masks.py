@@ -1,4 +1,4 @@
-"""Masks: what counts as one, and that they are cut as their images are."""
+"""Masks: what counts as one, and how they are cut."""
 
 import struct
 import zlib
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from helpers.images import encoded
 from PIL import Image
 
-from mae_vit.data.images.augment import Augment, crop_mask
+from mae_vit.data.images.augment import crop_mask
 from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered
 
 IDS = np.arange(48).reshape(6, 8) % 7
@@ -81,35 +81,6 @@ def test_ids_become_classes():
     np.testing.assert_array_equal(numbered(np.array([[1, 5], [700, 0]], np.uint16), table), [[1, 2], [3, 0]])
     with pytest.raises(DecodeError, match=r"\(0, 1\).* 4"):
         numbered(np.array([[1, 4]], np.uint16), table)
-
-
-@pytest.mark.parametrize("crop", ["pad", "none", "random_resized"])
-def test_a_mask_is_cut_as_its_image_is(crop):
-    """An image of large blocks keeps its gray values where blocks are not mixed; elsewhere the nearest is compared."""
-    size = (16, 16) if crop == "pad" else (12, 12)
-    options = {
-        "pad": {"pad_px": 3},
-        "random_resized": {"scale": (0.4, 0.9), "ratio": (0.8, 1.2)},
-        "none": {},
-    }[crop]
-    augment = Augment(img_size=size, crop=crop, flip=True, **options)
-    rng = np.random.default_rng(0)
-    index = np.arange(40)
-    view = augment.draw(3, 1, index)
-    assert view.flips.any()
-    assert not view.flips.all()
-    for place in index:
-        classes = np.kron(rng.integers(0, 4, (2, 2)), np.ones((8, 8), int))
-        box, flip = augment.box(view, place, (16, 16)), bool(view.flips[place])
-        mask = crop_mask((classes + 1).astype(np.uint16), box, flip, size)
-        image = augment.crop_resize_flip((50 * classes[None] + 50).astype(np.uint8), box, flip)
-        if crop == "pad":
-            np.testing.assert_array_equal(image[0], 50 * mask)  # outside: black, and not counted
-        else:
-            # Blocks of 8 px: a good part of the result's pixels are of one block alone.
-            exact = np.isin(image[0], (50, 100, 150, 200))
-            assert exact.mean() > 0.25
-            assert (image[0][exact] == 50 * mask[exact]).mean() > 0.9
 
 
 def test_the_nearest_pixel_is_that_of_torch():

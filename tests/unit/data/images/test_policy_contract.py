@@ -20,8 +20,8 @@ def policy(request):
     return make_policy(AugmentSection(policy=request.param))
 
 
-def views_of(policy, images: np.ndarray, index=INDEX, seed: int = 3, epoch: int = 5) -> np.ndarray:
-    augment = Augment(img_size=images.shape[2:], policy=policy, fill=FILL[: images.shape[1]])
+def views_of(policy, images: np.ndarray, index=INDEX, seed: int = 3, epoch: int = 5, **options) -> np.ndarray:
+    augment = Augment(img_size=images.shape[2:], policy=policy, fill=FILL[: images.shape[1]], **options)
     return augment.apply(images, augment.draw(seed, epoch, index))
 
 
@@ -29,12 +29,16 @@ def test_the_config_takes_every_policy_and_its_options():
     assert set(AugmentSection.options["policy"]) <= set(POLICIES)
 
 
-def test_a_view_depends_on_the_key_alone(policy):
-    images = smooth(3, 24, 32, count=len(INDEX))
-    views, others = views_of(policy, images), np.random.default_rng(0).permutation(len(INDEX))[:9]
-    np.testing.assert_array_equal(views_of(policy, images[others], INDEX[others]), views[others])
+BOX = {"crop": "random_resized", "scale": (0.2, 1.0), "ratio": (3 / 4, 4 / 3)}
+
+
+@pytest.mark.parametrize("options", [{}, {**BOX, "flip": True, "erasing": 0.5}], ids=["alone", "with others"])
+def test_a_view_depends_on_the_key_alone(policy, options):
+    images, others = smooth(3, 24, 32, count=len(INDEX)), np.random.default_rng(0).permutation(len(INDEX))[:9]
+    views = views_of(policy, images, **options)
+    np.testing.assert_array_equal(views_of(policy, images[others], INDEX[others], **options), views[others])
     for seed, epoch in ((4, 5), (3, 6)):
-        assert (views_of(policy, images, seed=seed, epoch=epoch) != views).any()
+        assert (views_of(policy, images, seed=seed, epoch=epoch, **options) != views).any()
 
 
 @pytest.mark.parametrize("channels", [1, 3])

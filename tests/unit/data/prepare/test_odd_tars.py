@@ -33,7 +33,7 @@ SMALL = [
     m for n in range(3) for m in ((f"{n}.jpg", IMAGES[n]), (f"{n}.s.jpg", IMAGES[3]), (f"{n}.cls", b"0"))
 ]
 DOTS = [(f"cat.{n}.{kind}", data) for n in range(2) for kind, data in (("jpg", IMAGES[n]), ("txt", b"x"))]
-WORDS = (b"(other)", b"bass, sea", b"2 cats")
+WORDS = (b"bass, sea\n", b"10", b"(other)", b"2 cats", b"bass, sea", b"(other)")
 CAFE = ("Café".encode(), "Cafe\u0301".encode(), b"-1")
 
 
@@ -50,7 +50,7 @@ SHARDS = {
     "by first bytes": (members("image"), "", THREE),
     "by name": (members("image"), "--image-column image", THREE),
     "negative": (members(value=lambda n: b"%d" % (n - 1)), "", "train: 0 1, 1 1, 2 1, 3 1, 4 1, - 1"),
-    "words": (members(value=lambda n: WORDS[n % 3]), "", "train: (other) 2, 2 cats 2, bass, sea 2"),
+    "words": (members(value=lambda n: WORDS[n]), "", "train: (other) 2, 10 1, 2 cats 1, bass, sea 2"),
     "Unicode and negative": (members(value=lambda n: CAFE[n % 3]), "", "train: Café 4, - 2"),
     "json": (in_json(lambda n: {"caption": "a", "label": n % 3}), "", "train: - 6"),
     "json, asked": (in_json(lambda n: {"caption": "a", "label": n % 3}), "--label-column label", THREE),
@@ -78,11 +78,11 @@ def test_shards(tmp_path, call, said, name):
     assert (result.code, result.out.exists()) == ((2, False) if expected == 2 else (0, True))
     assert expected == 2 or result.counts() == expected
     if expected == THREE:
-        # A folder is read as its only shard; images keep their key and bytes.
+        # A folder is read as its only shard; images keep their key, bytes and label.
         folder = call(path.parent, options=options, out="folder")
         assert folder.images() == result.images()
-        assert {key: sample["jpg"] for key, sample in result.images().items()} == {
-            str(n): image for n, image in enumerate(IMAGES)
+        assert result.images() == {
+            str(n): {"jpg": image, "cls": b"%d" % (n % 3)} for n, image in enumerate(IMAGES)
         }
 
 

@@ -7,13 +7,14 @@ import shutil
 import numpy as np
 import pytest
 import webdataset as wds
+from helpers.damage import description
 from helpers.images import encoded, picture, write_files, write_tar
 
 from mae_vit.cli.main import main
 from mae_vit.data.images.decode import decode
 from mae_vit.data.prepare.prepare import last_command
 from mae_vit.data.prepare.publish import only_writer
-from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 
 PNG = encoded(picture(9, (12, 10)), "png")
 
@@ -45,7 +46,9 @@ def read_by_webdataset(out, split="train") -> dict[str, tuple[bytes, int]]:
     return samples
 
 
-def test_webdataset_reads_the_same_bytes_and_statistics_are_those_of_the_pixels(tree, tmp_path, call, said):
+def test_webdataset_reads_the_same_bytes_and_statistics_are_those_of_the_pixels(
+    tree, tmp_path, call, capsys, said
+):
     result = call(tmp_path / "src", options="--shard-samples 5")
     said(result.text)
     dataset = result.dataset
@@ -69,6 +72,15 @@ def test_webdataset_reads_the_same_bytes_and_statistics_are_those_of_the_pixels(
     for path in result.out.glob("*[!g]"):
         assert path.is_dir() or path.read_bytes() == (again.out / path.name).read_bytes()
     assert main(["check", str(result.out), "--decode"]) == 0
+    # Of an image that was damaged before its shard was described, decoding alone tells.
+    path = result.out / info.shards[0].file
+    path.write_bytes(path.read_bytes().replace(b"\xff\xd8\xff", bytes(3), 1))
+    with description(result.out) as described:
+        described["splits"]["train"]["shards"][0]["sha256"] = file_digest(path)
+    assert main(["check", str(result.out)]) == 0
+    capsys.readouterr()
+    assert main(["check", str(result.out), "--decode"]) == 1
+    said(capsys.readouterr().out)
 
 
 def test_digits_are_gray_and_shards_mix_their_classes(digits):

@@ -53,12 +53,6 @@ def test_sources(tmp_path, call, name):
         assert call(make(tmp_path / "src"), options="--no-labels", out="b").counts().startswith("train: - 12")
 
 
-def test_classes_of_shards_may_be_words(tmp_path, call):
-    result = call(labeled_shards(tmp_path / "src", [b"dog\n", b"cat", b"10", b"dog"]))
-    assert result.dataset.classes == ["10", "cat", "dog"]
-    assert [result.images()[key]["cls"] for key in "0123"] == [b"2", b"1", b"0", b"2"]
-
-
 def test_our_own_shards_are_a_source_with_their_classes(call, said):
     first = call(CLASSES, options="--holdout 1/4", out="first")
     second = call(first.out, options="--resize 16", out="second")

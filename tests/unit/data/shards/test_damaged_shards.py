@@ -11,7 +11,7 @@ from helpers.images import write_tar
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
-from mae_vit.data.index import check_held_out, open_index, open_training_index, open_whole_index
+from mae_vit.data.index import open_index, open_training_index
 from mae_vit.data.shards import shard_files
 from mae_vit.data.shards.shard_files import ReadError
 
@@ -155,16 +155,6 @@ def test_the_budget_counts_before_training_begins(copy, capsys, said):
     assert capsys.readouterr().err.startswith(f"warning: {lost} of 1,497")
     open_training_index(copy, "train", damage_budget=lost / 1497, say=False)
     assert capsys.readouterr().err == ""
-
-
-def test_what_is_measured_must_be_whole(copy):
-    os.truncate(copy / "train-000001.tar", 800_000)
-    with pytest.raises(InputError, match=r"800000 bytes.* 829440"):
-        open_whole_index(copy, "train")
-    index = open_index(copy, "train")
-    check_held_out(index, np.array([3, 400, 789]))
-    with pytest.raises(InputError, match=r"^2 of the 3"):
-        check_held_out(index, np.array([3, 795, 799]))
 
 
 def test_keys_are_needed_of_all_samples(digits, whole, tmp_path):

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pickle
 import tarfile
 
 import numpy as np
@@ -153,14 +152,6 @@ def test_reads_what_tarfile_reads(digits):
         )
 
 
-def test_pickles_small_and_reads_on(digits):
-    index = open_index(digits, "train")
-    expected = index.read(7)
-    data = pickle.dumps(index)
-    assert len(data) < 5000
-    assert pickle.loads(data).read(7) == expected
-
-
 @pytest.mark.parametrize("change", ["replaced", "removed"])
 def test_later_workers_read_no_other_index(copy, change):
     source, path = open_digits(open_index(copy, "train"), "tar"), copy / "train-index.npy"
@@ -278,12 +269,3 @@ def test_descriptors_are_bounded(digits, monkeypatch):
     for sample in range(0, len(index), 100):
         assert index.read(sample)
     assert len(index._files._open) <= 2
-
-
-def test_errors_name_what_is_there(digits, tmp_path):
-    with pytest.raises(InputError, match=r'"tset".*"test"'):
-        open_index(digits, "tset")
-    (tmp_path / "some").mkdir()
-    (tmp_path / "some" / "x.tar").touch()
-    with pytest.raises(InputError, match=r"dataset\.json"):
-        open_index(tmp_path / "some", "train")

@@ -18,7 +18,6 @@ from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines import state as states
 from mae_vit.training.engines.state import LossHistory, Staging, TrainState
 
-CPU = torch.device("cpu")
 MIXED = {
     "weights": torch.arange(600, dtype=torch.float32).view(20, 30).t(),
     "count": torch.tensor(7),

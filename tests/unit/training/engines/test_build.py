@@ -1,7 +1,6 @@
 """Which engine a run is on, and that its plan says so."""
 
 import pytest
-import torch
 
 from mae_vit.config import schema
 from mae_vit.config.load import load_config
@@ -11,7 +10,6 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.plan_text import describe_engine
 
-CPU = torch.device("cpu")
 ZERO_1 = "train.zero_stage=1"
 DDP = "torch, DistributedDataParallel"
 # What each launcher of one node sets; srun's MASTER_* come from slurm/common.sh.
