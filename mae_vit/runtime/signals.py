@@ -239,12 +239,13 @@ def find_launchers() -> list[psutil.Process]:
     chain = []
     for ancestor in psutil.Process().parents():
         try:
-            name, command = ancestor.name(), ancestor.cmdline()[:4]
+            name, words = ancestor.name(), ancestor.cmdline()
         except psutil.Error:
             break
-        words = [f"{Path(word).name}." for word in command]  # as deepspeed.launcher.launch
-        is_python = name.startswith("python") and any(word.startswith(_DOTTED) for word in words)
-        if not is_python and name not in _LAUNCHERS:
+        # torchrun's process calls itself pt_elastic: look at what was started, Python's script or module.
+        started = [f"{Path(word).name}." for word in words if not word.startswith("-")]
+        program = next((word for word in started if not word.startswith("python")), "")
+        if name not in _LAUNCHERS and not program.startswith(_DOTTED):
             break
         chain.append(ancestor)
     return chain

@@ -81,11 +81,11 @@ def build_trainer(
     """Restores `checkpoint` and builds the trainer, in a locked run folder; collective. Raises InputError."""
     config, plan, engine, folder = setup.config, setup.plan, setup.engine, setup.folder
     ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
-    run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
     try:
         best = restore(engine, checkpoint, folder) if checkpoint else None
     except BrokenCheckpoint as error:
         raise InputError(str(error)) from None
+    run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
     stop, watchdog = StopRequest(), Watchdog(config.run.hang_timeout_s, rank=ranks.rank)
     evals = Evals(
         engine,

@@ -62,9 +62,9 @@ def _find_checkpoint(
     # The run's own checkpoint of step 0 holds no training, so an explicit checkpoint takes precedence.
     untrained = checkpoint is None or checkpoint.step == 0
     if isinstance(resume, Path):
-        if untrained:
+        if checkpoint is None or untrained:
             checkpoint, untrained = _find_explicit(resume, warn=warn), False
-        elif warn:
+        elif warn and resume.resolve() not in (folder.path.resolve(), checkpoint.path.resolve()):
             print(f"note: --resume {resume} is not used: the run has gone on; for it, give a new run.dir")
     if checkpoint is None or (untrained and identity.differing_keys(checkpoint.identity, extend=extend)):
         return None  # start again, with the new config
@@ -228,15 +228,10 @@ def resume_or_start(
         if asked.resume == "never" and is_requeued_run(folder.path):
             asked = replace(asked, resume="auto")
         if asked.resume == "never":
-            if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
-                raise InputError(
-                    "--resume never would start over at every restart by torchrun; leave it out, and give a new run.dir"
-                )
+            _check_never(folder)
             if folder.remote and (folder.read_status() or list_checkpoints(folder.checkpoints)):
                 raise InputError(f"--resume never: {folder.shown()} has a run; {folder.otherwise}")
             folder.replaces = folder.remote is None and folder.is_run
-            if folder.replaces and Path.cwd().is_relative_to(folder.path.resolve()):
-                raise InputError("--resume never would move the current folder; start from another one")
         checkpoint = _find_checkpoint(folder, asked, identity)
         if saves and checkpoint is None:
             check_resumable(folder, extend=arguments.extend)
@@ -286,7 +281,9 @@ def foresee_start(
             folder, arguments, setup.identity, warn=setup.ranks.rank == 0, fetched=False
         )
         _check_length(folder, checkpoint, setup.plan)
-        if checkpoint is None and arguments.resume != "never":
+        if arguments.resume == "never":
+            _check_never(folder)
+        elif checkpoint is None:
             check_resumable(folder, extend=arguments.extend)
     except RemoteError as error:
         return None, str(error)
@@ -295,6 +292,15 @@ def foresee_start(
             raise
         return None, str(error)
     return checkpoint, folder.describe_user()
+
+
+def _check_never(folder: RunFolder) -> None:
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        raise InputError(
+            "--resume never would start over at every restart by torchrun; leave it out, and give a new run.dir"
+        )
+    if folder.is_run and Path.cwd().is_relative_to(folder.path.resolve()):
+        raise InputError("--resume never would move the current folder; start from another one")
 
 
 def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, weights: str) -> str:

@@ -69,9 +69,13 @@ def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_pa
     command(*changed, "train.steps=6")
     source = (tmp_path / "upside_down.py").read_text()
     (tmp_path / "upside_down.py").write_text(
-        source.replace("self.head.apply", "self.more = nn.Linear(2, 2)\n        self.head.apply")
+        source.replace(
+            "self.head.apply", "self.register_buffer('more', torch.zeros(2))\n        self.head.apply"
+        )
     )
-    assert "only the network has more.bias" in command(*changed, "train.steps=7", expect=2)
+    config = (folder / "config.yaml").read_text()
+    assert "differ in more" in command(*changed, "train.steps=7", expect=2)
+    assert (folder / "config.yaml").read_text() == config
     (tmp_path / "upside_down.py").write_text(source)
     finetune = page_command("finetune", tmp_path, digits)
     tuned = tmp_path / "tuned"

@@ -164,8 +164,9 @@ class Saver:
                     raise
             if step:
                 mark_slurm_progress()
-            # A stop saves even what may turn out bad: the checkpoint before it stays.
-            self._prune(step, keep_last=self._options.keep_last + bool(state.course.streak))
+            # A stop saves even what may turn out bad: the checkpoints before it stay.
+            if not state.course.streak:
+                self._prune(step, keep_last=self._options.keep_last)
             self._problem = None
         except RemoteError as error:
             self._problem = f"the checkpoint of step {step}: {error}"

@@ -232,12 +232,15 @@ class Engine(ABC):
             self._optimizer.state[parameter] = kept
 
     def restore_counters(self, state: TrainState) -> None:
-        """Restores counters, loss scale, moving average and the layers' buffers; raises InputError for other layers."""
-        own = {name for name, _ in self.objective.named_parameters()}
-        if other := sorted(own ^ state.parameters.keys()):  # a plug-in may have changed
-            where = "network" if other[0] in own else "checkpoint"
-            raise InputError(f"only the {where} has {other[0]}; give another run.dir, or restore the plug-in")
-        for name, buffer in persistent_buffers(self.objective).items():
+        """Restores counters, loss scale, moving average and the layers' buffers; raises InputError if layers differ."""
+        buffers = persistent_buffers(self.objective)
+        own = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.objective.named_parameters()}
+        own |= {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+        saved = {name: tuple(tensor.shape) for name, tensor in (state.parameters | state.buffers).items()}
+        if other := sorted(name for name, _ in own.items() ^ saved.items()):  # a plug-in may have changed
+            differ = f"the network and the checkpoint differ in {other[0]}"
+            raise InputError(f"{differ}; give another run.dir, or restore the plug-in")
+        for name, buffer in buffers.items():
             buffer.copy_(state.buffers[name])
         self.updates = state.optimizer_step
         if self.average is not None:

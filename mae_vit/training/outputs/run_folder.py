@@ -35,6 +35,11 @@ _WAIT_S = 20.0
 _WAIT_FOR_OTHERS_S = 120.0
 _POLL_S = 0.2
 _LOCK = ".lock"
+# What runs write beside the attributes of `RunFolder`.
+_OTHER_FILES = (
+    *("config.yaml", "checkpoints/latest", "model.safetensors", "linear.safetensors"),
+    *("results.json", "predictions.csv", "test_reads.json", "overlays.png"),
+)
 _WAIT_OR_STOP = "wait or stop it (SIGTERM saves)"
 
 
@@ -107,8 +112,13 @@ class RunFolder:
     def _replaced(self) -> tuple[Path, ...]:
         """What the start of a run writes or removes."""
         files = (self.metrics, self.quarantine, self.trackers, self.encoder, self.summary, self.plan)
-        results = [self.path / name for name in ("config.yaml", "results.json", "predictions.csv")]
-        return (*results, *files, self.tensorboard, self.pictures, self.incidents)
+        return (
+            *map(self.path.joinpath, _OTHER_FILES),
+            *files,
+            self.tensorboard,
+            self.pictures,
+            self.incidents,
+        )
 
     def shown(self, text: object = None) -> str:
         """Returns the folder, or a text that names it, for messages: with the URL if there is one."""

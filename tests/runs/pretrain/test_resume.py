@@ -109,6 +109,8 @@ def test_never_begins_again_and_keeps_the_old_run(call, tmp_path, encoder, capsy
     assert "error: train.attention=flash" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     assert call("--resume", "never", "run.seed=3") == 2
+    call("--resume", "never", "run.seed=3", "--dry-run")
+    assert "never would start over" in capsys.readouterr().out
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     (tmp_path / "run").symlink_to("elsewhere")
@@ -146,6 +148,8 @@ def test_resume_from_another_folder(call, tmp_path, capsys, checkpoint, encoder,
     assert f"{first}, step 4" in capsys.readouterr().err
     assert call(KEEP, "--resume", str(first), name="second") == 0
     assert f"--resume {first} is not used" in capsys.readouterr().out
+    assert call(KEEP, "--resume", str(tmp_path / "second"), name="second") == 0
+    assert "is not used" not in capsys.readouterr().out
     assert encoder("first") == encoder("second")
     # A rollback would have gone back to it.
     assert 0 not in saved_steps(tmp_path / "second")

@@ -4,12 +4,9 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
-import psutil
 import pytest
-
-from mae_vit.runtime.signals import find_launchers
+from helpers.commands import run
 
 # A single call that no signal interrupts, for minutes: Python's own handlers would run after it.
 _LONG_STEP = """
@@ -21,18 +18,21 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
 
 
+_RANK = "from mae_vit.runtime.signals import find_launchers; print(len(find_launchers()), 'launchers')"
+_SWEEP = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]], check=True)"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "launches"),
-    [
-        (["deepspeed-trials/sweep.py"], False),
-        (["-m", "torch.distributed.run"], True),
-        (["bin/torchrun"], True),
-    ],
+    ("launcher", "count"),
+    [(["-m", "torch.distributed.run", "--nproc-per-node=1"], 1), (["deepspeed-trials/sweep.py"], 0)],
 )
-def test_launchers_are_known_by_name(monkeypatch, arguments, launches):
-    parent = SimpleNamespace(name=lambda: "python3", cmdline=lambda: ["/bin/python3", *arguments])
-    monkeypatch.setattr(psutil.Process, "parents", lambda self: [parent])
-    assert find_launchers() == [parent] * launches
+def test_launchers_are_known_by_what_was_started(tmp_path, launcher, count):
+    """torchrun's process has another name, and other programs may have a launcher's name in their path."""
+    (tmp_path / "deepspeed-trials").mkdir()
+    (tmp_path / "deepspeed-trials" / "sweep.py").write_text(_SWEEP)
+    (tmp_path / "torchrun.py").write_text(_RANK)
+    told = run("-u", *launcher, "torchrun.py", cwd=tmp_path)
+    assert f"{count} launchers" in told.stdout, told.stderr
 
 
 def test_a_second_ctrl_c_ends_the_process_within_a_long_operation():

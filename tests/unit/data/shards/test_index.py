@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import tarfile
 
 import numpy as np
@@ -150,6 +151,14 @@ def test_reads_what_tarfile_reads(digits):
             f"shard {index.split_info.shards[1].file}, key {images[0].name[:-4]}, "
             f"offset {images[0].offset_data}: why"
         )
+
+
+def test_pickles_small_and_reads_on(digits):
+    index = open_index(digits, "train")
+    expected = index.read(7)
+    data = pickle.dumps(index)
+    assert len(data) < 5000
+    assert pickle.loads(data).read(7) == expected
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])

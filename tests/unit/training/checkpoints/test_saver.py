@@ -137,7 +137,7 @@ def test_a_store_that_removes_nothing_is_warned_of(behind_url, capsys):
 
 def test_what_may_turn_out_bad_replaces_nothing(behind_url):
     saver, remote = behind_url
-    for step, streak, left in ((1, 0, [1]), (2, 3, [1, 2]), (3, 0, [3])):
+    for step, streak, left in ((1, 0, [1]), (2, 2, [1, 2]), (3, 5, [1, 2, 3]), (4, 0, [4])):
         saver.save(step, None, LossHistory(streak=streak), wait=True)
         assert [path.name for path in remote.checkpoints()] == [f"step-{one:08d}" for one in left]
 
