@@ -223,7 +223,7 @@ def _read(source: ConfigSource) -> str:
 def _parse(schema: type[BaseModel], text: str, path: Path) -> dict[str, Any]:
     raw = parse_yaml(text, str(path), schema)
     if not isinstance(raw, dict):
-        kind = "an empty file" if raw is None else type(raw).__name__
+        kind = "an empty file" if raw is None else "a list or one value"
         raise InputError(f"{path} is not a config but {kind}; write sections with keys (see mae-vit presets)")
     return raw
 
