@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -39,7 +40,9 @@ class Said:
         said = str(text.value if isinstance(text, pytest.ExceptionInfo) else text)
         # Others' words change with their versions, and the numbers of shared folders with the tests that run.
         said = re.sub(
-            r"((?:input|list) should|not valid YAML:|Error while|An error) [^;\n]*", r"\1 ...", said
+            r"((?:[Ii]nput|[Ll]ist|[Ss]tring) should|not valid YAML:|Error while|Error\(s\)|An error) [^;\n]*",
+            r"\1 ...",
+            said,
         )
         for folder, name in self.folders.items():
             said = said.replace(folder, name)
@@ -71,7 +74,12 @@ def listed(texts: list[str]) -> str:
 @pytest.fixture
 def said(request, tmp_path, tmp_path_factory):
     """Checks a sentence that users read against tests/said.json: `said(capsys.readouterr().err)`."""
-    folders = {str(tmp_path): "TMP", str(tmp_path_factory.getbasetemp()): "SHARED", str(ROOT): "ROOT"}
+    folders = {
+        os.path.relpath(ROOT, tmp_path): "ROOT",
+        str(tmp_path): "TMP",
+        str(tmp_path_factory.getbasetemp()): "SHARED",
+        str(ROOT): "ROOT",
+    }
     expected = None if request.config.getoption("--update") else read_snapshot().get(request.node.nodeid, [])
     checked = Said(request.node.nodeid, expected, folders)
     yield checked

@@ -290,7 +290,8 @@ def parse_dataset(data: bytes, name: str) -> Dataset:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{name} is damaged: {where}: {problem['msg']}; {_RESTORE}") from None
+        what = problem["msg"].removeprefix("Value error, ")
+        raise InputError(f"{name} is damaged: {where}: {what}; {_RESTORE}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name} is damaged: {error}; {_RESTORE}") from None
     if dataset.format != FORMAT:

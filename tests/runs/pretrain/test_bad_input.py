@@ -96,45 +96,31 @@ def cut(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:-size])
 
 
-# Damage to a data folder, options, and what the line names beside the exit code.
+# Damage to a data folder, and options.
 DAMAGED = {
-    "missing shard": (lambda data: (data / "train-000001.tar").unlink(), [], "train-000001.tar is missing"),
-    "truncated shard": (
-        *(lambda data: cut(data / "train-000000.tar", 49_600), []),
-        "{data}/train-000000.tar data.damage_budget=0.001 {data}`",
-    ),
+    "missing shard": (lambda data: (data / "train-000001.tar").unlink(), []),
+    "truncated shard": (lambda data: cut(data / "train-000000.tar", 49_600), []),
     # Shards of other splits must be whole.
-    "truncated test": (
-        lambda data: cut(data / "test-000000.tar", 5000),
-        ["data.damage_budget=0.9"],
-        "{data}/test-000000.tar",
-    ),
-    "an earlier version": (
-        *(lambda data: describe(data, lambda train: train.pop("index")), []),
-        "--in-place {data} --overwrite`",
-    ),
+    "truncated test": (lambda data: cut(data / "test-000000.tar", 5000), ["data.damage_budget=0.9"]),
+    "an earlier version": (lambda data: describe(data, lambda train: train.pop("index")), []),
     "several sizes": (
         lambda data: describe(data, lambda train: train.update(height=[8, 12])),
         ["data.augment.crop=pad"],
-        "8-12",
     ),
     "a path outside": (
         lambda data: describe(data, lambda train: train["shards"][0].update(file="../../etc/passwd.tar")),
         [],
-        "splits.train.shards.0.file",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_data_folder_is_one_line(digits, tmp_path, capsys, case):
-    change, options, expected = DAMAGED[case]
+def test_a_damaged_data_folder_is_one_line(digits, tmp_path, capsys, case, said):
+    change, options = DAMAGED[case]
     data = copy_of(digits, tmp_path / "data")
     change(data)
     assert call(data, tmp_path / "run", *options) == EXIT_INPUT
-    line = one_line(capsys)
-    for part in expected.format(data=data).split() if "{data}" in expected else [expected]:
-        assert part in line
+    said(one_line(capsys))
     assert not (tmp_path / "run").exists()
 
 
