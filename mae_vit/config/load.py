@@ -272,8 +272,9 @@ def read_run_config(run: Path, text: str | None = None) -> dict[str, Any]:
     try:
         content = parse_yaml(read_text(path) if text is None else text, str(path))
     except FileNotFoundError:
-        what = "is not a run folder: it has no config.yaml" if run.exists() else "does not exist"
-        raise InputError("; ".join(filter(None, [f"{run} {what}", closest_path(run)]))) from None
+        if run.exists():
+            raise InputError(f"{run} is not a run folder: it has no config.yaml") from None
+        raise InputError("; ".join(filter(None, [f"{run} does not exist", closest_path(run)]))) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):

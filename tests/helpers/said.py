@@ -12,6 +12,11 @@ from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = ROOT / "tests" / "said.json"
+# How sentences of pydantic, PyYAML, torch and the like begin, which may change with their versions.
+OTHERS = re.compile(
+    r"((?:[Ii]nput|[Ll]ist|[Ss]tring) should|not valid YAML:|Error while|Error\(s\)|An error|Server disconnected)"
+    r" [^;\n]*"
+)
 
 
 def read_snapshot() -> dict[str, list[str]]:
@@ -38,14 +43,10 @@ class Said:
     def __call__(self, text: object) -> None:
         """Compares a message, or an exception's; folders of the machine are TMP, SHARED (by tests) and ROOT."""
         said = str(text.value if isinstance(text, pytest.ExceptionInfo) else text)
-        # Others' words change with their versions, and the numbers of shared folders with the tests that run.
-        said = re.sub(
-            r"((?:[Ii]nput|[Ll]ist|[Ss]tring) should|not valid YAML:|Error while|Error\(s\)|An error) [^;\n]*",
-            r"\1 ...",
-            said,
-        )
+        said = OTHERS.sub(r"\1 ...", said)
         for folder, name in self.folders.items():
             said = said.replace(folder, name)
+        # By how many tests have run.
         said = re.sub(r"(SHARED/[a-z_]+)\d+", r"\1", said)
         place = len(self.texts)
         self.texts.append(said)

@@ -87,20 +87,19 @@ def test_a_job_is_refused_before_anything_is_written(call, tmp_path, capsys, nam
     assert not (tmp_path / "run").exists()
 
 
-def test_networks_take_images_of_their_size_alone(call, capsys):
+def test_networks_take_images_of_their_size_alone(call, capsys, said):
     model = ["model.name=timm:vit_tiny_patch16_224"]
     assert call(*model, **CNN) == 2
     assert "1 x 8 x 8" in one_line(capsys)
     assert call("train.activation_checkpointing=true", **CNN) == 2
-    assert "transformer blocks" in one_line(capsys)
+    said(one_line(capsys))
     assert call("model.name=SimpleCNN") == 2
-    keys = re.findall(r"model\.(embed_dim|depth|num_heads)", capsys.readouterr().err)
-    assert keys == ["embed_dim", "depth", "num_heads"]
+    said(capsys.readouterr().err)
 
 
-def test_a_network_does_not_begin_from_an_encoder_of_another_kind(call, pretrained, tmp_path, capsys):
+def test_a_network_does_not_begin_from_an_encoder_of_another_kind(call, pretrained, tmp_path, capsys, said):
     assert call("model.img_size=8", config="simple_cnn_cifar", ckpt=pretrained) == 2
-    assert 'model.name="SimpleCNN"' in one_line(capsys)
+    said(one_line(capsys))
     assert not (tmp_path / "run").exists()
 
 
