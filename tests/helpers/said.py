@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = ROOT / "tests" / "said.json"
 # How sentences of pydantic, PyYAML, torch and the like begin, which may change with their versions.
 OTHERS = re.compile(
-    r"((?:[Ii]nput|[Ll]ist|[Ss]tring) should|not valid YAML:|Error while|Error\(s\)|An error|Server disconnected)"
+    r"((?i:input|list|string) should|not valid YAML:|Expecting|Error while|Error\(s\)|An error|Server disconnected)"
     r" [^;\n]*"
 )
 
