@@ -104,7 +104,7 @@ def test_a_folder_of_images_with_a_broken_one(run, digits, photos, tmp_path, cap
         classifier.patch_map(torch.zeros(1, 1, 8, 8))
 
 
-def test_folders_without_a_classifier_say_what_they_are(run, tmp_path):
+def test_folders_without_a_classifier_say_what_they_are(run, tmp_path, said):
     shutil.copytree(run, tmp_path / "run")
     for name in ("unfinished", "pretrained"):
         (tmp_path / name).mkdir()
@@ -113,14 +113,10 @@ def test_folders_without_a_classifier_say_what_they_are(run, tmp_path):
     for name in ("0", "1"):
         shutil.copytree(run, tmp_path / "row" / name)
     (tmp_path / "row" / "0" / "results.json").unlink()
-    for name, hint in (
-        ("rum", '/run"'),
-        ("row", '/row/1"'),
-        ("unfinished", "finished fine-tuning"),
-        ("pretrained", "mae-vit finetune"),
-    ):
-        with pytest.raises(InputError, match=hint):
+    for name in ("rum", "row", "unfinished", "pretrained"):
+        with pytest.raises(InputError) as error:
             mae_vit.load_classifier(tmp_path / name)
+        said(error)
 
 
 def test_the_images_that_were_trained_on_are_named(run, digits, tmp_path, capsys):

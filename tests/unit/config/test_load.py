@@ -81,21 +81,15 @@ def message_of(path: Path, *overrides: str, **options) -> str:
     return str(caught.value)
 
 
-def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
+def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path, said):
     monkeypatch.chdir(ROOT)
     mine = tmp_path / "photos.yaml"
     mine.write_text("")
-    for path, named in {
-        Path("mae_digit"): 'did you mean "mae_digits"?',
-        tmp_path / "photo.yaml": f'did you mean "{mine}"?',
-        tmp_path / "else.yaml": "else.yaml: no such file or directory",
-        # A folder that is there: what it may be meant for.
-        tmp_path: f"then data.path={tmp_path}",
-        Path("x" * 300): "file name too long",
-    }.items():
-        assert message_of(path).endswith(named)
+    # The last is a folder that is there: what it may be meant for.
+    for path in ("mae_digit", tmp_path / "photo.yaml", tmp_path / "else.yaml", "x" * 300, tmp_path):
+        said(message_of(Path(path)))
     (tmp_path / "config.yaml").write_text("")
-    assert f"--ckpt {tmp_path} (" in message_of(tmp_path)
+    said(message_of(tmp_path))
 
 
 def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
@@ -112,22 +106,11 @@ def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
     assert message_of(CONFIG, "train.engine=torch", "train.zero_stage=1").startswith("command line: train: ")
 
 
-def test_five_mistakes_are_five_lines(write_config, capsys):
+def test_five_mistakes_are_five_lines(write_config, capsys, said):
     path = write_config(train={"epohcs": 3}, model={"depth": -1})
     overrides = ["epochs", "train.steps=many", "train.effective_batch_size.x=1"]
-    with pytest.raises(InputError) as error:
-        load_config(PretrainConfig, path, overrides)
-    begins = (
-        'override "epochs": ',
-        'override "train.effective_batch_size.x=1": ',
-        f'{path}: unknown key "train.epohcs": ',
-        f"{path}: model.depth=-1: ",
-        "command line: train.steps='many': ",
-    )
-    assert len(error.value.lines) == len(begins)
-    assert all(map(str.startswith, error.value.lines, begins))
     assert main(["--config", str(path), *overrides]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"error: {line}" for line in error.value.lines]
+    said(capsys.readouterr().err)
     many = [f"train.{letter}=1" for letter in "abcdefghijklm"]
     with pytest.raises(InputError, match="3 mistakes more") as error:
         load_config(PretrainConfig, CONFIG, many)
