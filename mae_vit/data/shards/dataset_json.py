@@ -74,7 +74,7 @@ class BandTable(StrictModel):
         columns |= {"nodata_share": self.nodata_share, "min": self.min, "max": self.max}
         for name, values in columns.items():
             if len(values) != count or not all(map(math.isfinite, values)):
-                raise ValueError(f"{name} needs {count} finite numbers, one for each name")
+                raise ValueError(f"{name} needs a finite number for each name ({count})")
         if any(high <= low for low, high in zip(self.scale.low, self.scale.high, strict=True)):
             raise ValueError("scale.high must be above scale.low in each band")
         return self
