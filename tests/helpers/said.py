@@ -52,7 +52,7 @@ class Said:
         self.texts.append(said)
         if self.expected is not None:
             assert place < len(self.expected), f"not in {SNAPSHOT.name} (pytest --update records it): {said}"
-            assert said == self.expected[place]
+            assert said == self.expected[place], f"said: {said}\n{SNAPSHOT.name}: {self.expected[place]}"
 
     def close(self) -> None:
         """Writes what was recorded; otherwise checks that nothing is left unsaid."""
