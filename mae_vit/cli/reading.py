@@ -104,9 +104,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     from mae_vit.pretraining.replay import SHOWN, replay, write_replay
 
     if arguments.out and arguments.out.suffix != ".png":
-        raise InputError(
-            f"--out {arguments.out}: must end in .png; give --out {arguments.out.stem or 'step'}.png"
-        )
+        raise InputError(f"--out {arguments.out} must end in .png; give --out {arguments.out}.png")
     record = replay(arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank)
     name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
     path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"

@@ -43,7 +43,7 @@ OWN_KEYS = {
     "finetune.start": "start of the entry",
     # Of several draws, the predictions would be those of the last.
     "finetune.draws": "seeds",
-    "finetune.test": "nothing, since tuning never reads the test split",
+    "finetune.test": "nothing in its place, since tuning never reads the test split",
 }
 
 
@@ -257,8 +257,7 @@ class CompareConfig(Section):
                 )
         if entry.tune is not None and len(entry.tune) != len(self.tune):
             raise ValueError(
-                f"{where}: tune has {len(entry.tune)} settings, the others have {len(self.tune)}; give all the "
-                "same number"
+                f"{where}: tune has length {len(entry.tune)} here, {len(self.tune)} elsewhere; give all the same length"
             )
 
     def tuning_settings(self, entry: EntrySection) -> list[Overrides]:

@@ -228,7 +228,7 @@ def _check_file(path: Path) -> None:
     for key, default in _DEFAULTS.items():
         if values.get(key, default) != default:
             raise InputError(
-                f'{path}: "{key}" belongs to the comparison; remove it here; use {OWN_KEYS[key]}'
+                f'{path}: "{key}" belongs to the comparison; remove it here, and use {OWN_KEYS[key]}'
             )
 
 
@@ -248,7 +248,7 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
             raise InputError(f"{error}{hint}") from None
         if len(points) > 1 and not loaded.finetune.holdout:
             raise InputError(
-                f'"{entry.name}": tune chooses settings on validation images, and finetune.holdout=0 leaves none; set '
+                "tune chooses settings on validation images, and finetune.holdout=0 leaves none; set "
                 "finetune.holdout, such as 0.1, or leave tune out"
             )
         remarks = getattr(amend.weights, "remarks", {})  # third-party encoders have none
@@ -266,9 +266,7 @@ def _check_equal_compute(
             f'compute_of needs a mode that trains, and "{entry.name}" has {", ".join(extra)}; remove it'
         )
     if weights is not None and cost_of_weights(weights).flops is None:
-        raise InputError(
-            f'compute_of: the cost of "{other.name}" is not known, {weights} does not record it; leave it out'
-        )
+        raise InputError(f'compute_of: the cost of "{other.name}" is not recorded in {weights}; leave it out')
     for needed in (other, plan.usual(entry)):
         if "finetune" not in plan.modes(needed):
             raise InputError(f'compute_of: "{needed.name}" has no mode finetune; add it')

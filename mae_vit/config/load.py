@@ -223,7 +223,7 @@ def _read(source: ConfigSource) -> str:
 def _parse(schema: type[BaseModel], text: str, path: Path) -> dict[str, Any]:
     raw = parse_yaml(text, str(path), schema)
     if not isinstance(raw, dict):
-        kind = "an empty file" if raw is None else type(raw).__name__
+        kind = "an empty file" if raw is None else "a list or one value"
         raise InputError(f"{path} is not a config but {kind}; write sections with keys (see mae-vit presets)")
     return raw
 
@@ -272,8 +272,9 @@ def read_run_config(run: Path, text: str | None = None) -> dict[str, Any]:
     try:
         content = parse_yaml(read_text(path) if text is None else text, str(path))
     except FileNotFoundError:
-        what = "is not a run folder: it has no config.yaml" if run.exists() else "does not exist"
-        raise InputError("; ".join(filter(None, [f"{run} {what}", closest_path(run)]))) from None
+        if run.exists():
+            raise InputError(f"{run} is not a run folder: it has no config.yaml") from None
+        raise InputError("; ".join(filter(None, [f"{run} does not exist", closest_path(run)]))) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):

@@ -233,8 +233,8 @@ def split_batch(config: Config, batch: int, world_size: int) -> tuple[int, int]:
     if of_rank % per_device:
         near = max(size for size in range(1, per_device + 1) if of_rank % size == 0)
         raise InputError(
-            f"train.batch_size_per_device={per_device} does not divide the {of_rank} images of each of "
-            f"{world_size} ranks (nearest: {near})"
+            f"train.batch_size_per_device={per_device} does not divide the {of_rank} images of a "
+            f"process (nearest: {near})"
         )
     if lanes is not None and not lanes_fit(lanes, world_size):
         ranks = max(n for n in range(1, world_size) if lanes_fit(lanes, n) and batch % n == 0)

@@ -77,7 +77,7 @@ def _import(name: str) -> ModuleType:
         imported = import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
-            raise InputError(f"run.plugins: importing {name} fails, {error_reason(error)}") from None
+            raise InputError(f"run.plugins: importing {name} fails: {error_reason(error)}") from None
         raise InputError(
             f"run.plugins: no module {name} is installed or in {folder}; give a module, or a file that ends in .py"
         ) from None
@@ -91,7 +91,7 @@ def _import(name: str) -> ModuleType:
     if not getattr(imported, "__file__", None):
         raise InputError(f"run.plugins: {name} is no file, and no folder with an __init__.py")
     if name.endswith(".py") and Path(imported.__file__ or "").resolve() != path.resolve():
-        raise InputError(f"run.plugins: another module is called {module} like {name}; rename the file")
+        raise InputError(f"run.plugins: {name} has the name of another module, {module}; rename the file")
     return imported
 
 

@@ -94,7 +94,7 @@ def find_bands(wanted: Sequence[int | str], bands: Bands, channels: int) -> list
             places.append(int(one) - 1)
         else:
             hint = nearest(str(one), names)
-            raise InputError(f"no picture band {one} among 1 to {channels} and {', '.join(names)}; {hint}")
+            raise InputError(f"no picture band {one}; give 1 to {channels} or a name ({hint})")
     return places
 
 

@@ -74,7 +74,7 @@ _HEADS = (
 _NO_IMAGES = (
     (b"<!doctype html", "a web page: the download failed"),
     (b"<html", "a web page: the download failed"),
-    (b"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file"),
+    (b"version https://git-lfs", "a Git LFS pointer: run `git lfs pull` to get the file"),
     (b"<svg", "a drawing in SVG: convert it to PNG first"),
     (b"%pdf", "a PDF: convert it to PNG first"),
     (b"%!ps", "a drawing in PostScript: convert it to PNG first"),

@@ -141,8 +141,8 @@ class MAEConfig(ObjectiveSection):
         num_masked = _count_masked(geometry, self.mask_ratio, self.mask_unit)
         if not num_decoded_patches(num_masked, self.decode_ratio, self.mask_unit):
             raise ValueError(
-                f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
-                f"(from {self.mask_unit**2 / num_masked:.3g} to 1)"
+                f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches; "
+                f"give {self.mask_unit**2 / num_masked:.3g} to 1"
             )
         if self.norm_pix_loss and geometry.patch_size**2 * geometry.in_chans == 1:
             raise ValueError("norm_pix_loss=true needs patches of more than one value")
@@ -323,7 +323,7 @@ class SupervisedConfig(ObjectiveSection):
         """Raises ValueError, which names the key, for options that do not suit the data."""
         if num_classes < 2:
             raise ValueError(
-                f'name="supervised" needs labels of two or more classes, and the data has {num_classes}'
+                f'name="supervised" needs labels of two or more classes, but the data have {num_classes}'
             )
 
 

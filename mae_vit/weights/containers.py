@@ -33,7 +33,7 @@ _UNPACK = "packed; unpack it, and give the file of weights in it"
 _PACKED_AGAIN = "compressed, unlike what torch.save writes; give the original file"
 _CUT_SHORT = "cut short; download or copy it again"
 _SAVE = "if you trust its author, save only its tensors with torch.save(network.state_dict(), NEW)"
-_JAX = "of JAX; timm has Google's weights in PyTorch, such as timm:vit_base_patch16_224.augreg_in21k"
+_JAX = "a file of JAX; timm has Google's weights in PyTorch, such as timm:vit_base_patch16_224.augreg_in21k"
 # Files of ONNX and torch.export.
 _PROGRAMS = (".onnx", ".pt2")
 _PROGRAM = "a program that was exported from weights; give those weights"

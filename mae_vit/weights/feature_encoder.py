@@ -108,7 +108,7 @@ class FeatureEncoder(nn.Module):
         Raises ValueError for images of another shape, or of an integer type.
         """
         if not isinstance(images, Tensor) or not images.is_floating_point():
-            raise ValueError("images are float32 (B, C, H, W), as this encoder's transform makes them")
+            raise ValueError("images must be float32 (B, C, H, W), as this encoder's transform makes them")
         wanted = (self.input.in_chans, *self.input.img_size)
         if images.shape[1:] != wanted:
             raise ValueError(

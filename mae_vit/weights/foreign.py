@@ -115,7 +115,7 @@ def read_foreign(source: str) -> ForeignWeights:
     config = _find_config(name)
     if config is None and file is None:
         tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")]
-        raise InputError(f"{source}: timm has weights {tags} of {architecture}, not {tag!r}; give {_FORMS}")
+        raise InputError(f"{source}: timm has no weights {tag} of {architecture}; known: {', '.join(tags)}")
     config = config or _find_config(architecture) or PretrainedCfg()
     return ForeignWeights(
         source, architecture, file or _fetch(source, name, config), config, {}, _read_images(source, config)

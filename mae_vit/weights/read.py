@@ -333,7 +333,7 @@ def _read_timm(name: str) -> Weights:
         by_hand = (
             f"; or give DIR/model.safetensors after `hf download {repo} --local-dir DIR`" if repo else ""
         )
-        raise InputError(f"cannot fetch the weights of {name}, network needed ({reason}){by_hand}") from None
+        raise InputError(f"cannot fetch the weights of {name} from the network ({reason}){by_hand}") from None
     geometry = None
     if isinstance(model, VisionTransformer):
         check_function(model, name)

@@ -114,18 +114,18 @@ def test_ranks_meet_again_at_a_store_that_remembers_meetings_of_other_nodes(addr
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    "place",
     [
-        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, f"RANK=2 .* WORLD_SIZE=2. {REMEDY}"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, f"need MASTER_ADDR and MASTER_PORT .*{REMEDY}"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK.*; unset RANK"),
+        *({"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0"} for rank in "20"),
+        {"RANK": "0", "WORLD_SIZE": "2"},
     ],
 )
-def test_half_of_a_place(place, message, monkeypatch):
+def test_half_of_a_place(place, monkeypatch, said):
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError) as error:
         find_ranks()
+    said(error)
     # A world size without a rank is no launcher's.
     monkeypatch.delenv("RANK")
     assert find_ranks() == Ranks()

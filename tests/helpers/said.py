@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,11 @@ from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = ROOT / "tests" / "said.json"
+# How sentences of pydantic, PyYAML, torch and the like begin, which may change with their versions.
+OTHERS = re.compile(
+    r"((?i:input|list|string) should|not valid YAML:|Expecting|Error while|Error\(s\)|An error|Server disconnected)"
+    r" [^;\n]*"
+)
 
 
 def read_snapshot() -> dict[str, list[str]]:
@@ -34,15 +41,18 @@ class Said:
         self.folders = folders
 
     def __call__(self, text: object) -> None:
-        """Compares a message, or an exception's; temporary folders are written as TMP, the checkout as ROOT."""
+        """Compares a message, or an exception's; folders of the machine are TMP, SHARED (by tests) and ROOT."""
         said = str(text.value if isinstance(text, pytest.ExceptionInfo) else text)
+        said = OTHERS.sub(r"\1 ...", said)
         for folder, name in self.folders.items():
             said = said.replace(folder, name)
+        # By how many tests have run.
+        said = re.sub(r"(SHARED/[a-z_]+)\d+", r"\1", said)
         place = len(self.texts)
         self.texts.append(said)
         if self.expected is not None:
             assert place < len(self.expected), f"not in {SNAPSHOT.name} (pytest --update records it): {said}"
-            assert said == self.expected[place]
+            assert said == self.expected[place], f"said: {said}\n{SNAPSHOT.name}: {self.expected[place]}"
 
     def close(self) -> None:
         """Writes what was recorded; otherwise checks that nothing is left unsaid."""
@@ -53,15 +63,24 @@ class Said:
             return
         with FileLock(f"{SNAPSHOT}.lock"):
             every = read_snapshot() | {self.test: self.texts}
-            SNAPSHOT.write_text(
-                json.dumps(dict(sorted(every.items())), indent=0, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
+            lines = ",\n".join(f"{json.dumps(test)}: {listed(every[test])}" for test in sorted(every))
+            SNAPSHOT.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def listed(texts: list[str]) -> str:
+    """Returns a JSON list: one text stands in the line of its test, several have a line each."""
+    return json.dumps(texts, ensure_ascii=False, indent=None if len(texts) == 1 else 0)
 
 
 @pytest.fixture
-def said(request, tmp_path):
+def said(request, tmp_path, tmp_path_factory):
     """Checks a sentence that users read against tests/said.json: `said(capsys.readouterr().err)`."""
-    folders = {str(tmp_path): "TMP", str(ROOT): "ROOT"}
+    folders = {
+        os.path.relpath(ROOT, tmp_path): "ROOT",
+        str(tmp_path): "TMP",
+        str(tmp_path_factory.getbasetemp()): "SHARED",
+        str(ROOT): "ROOT",
+    }
     expected = None if request.config.getoption("--update") else read_snapshot().get(request.node.nodeid, [])
     checked = Said(request.node.nodeid, expected, folders)
     yield checked

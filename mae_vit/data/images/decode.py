@@ -224,7 +224,7 @@ def decode_mask(data: bytes) -> np.ndarray:
     with _opened(data, ("PNG",)) as image:
         # Pillow stretches gray values of 2 and 4 bits to 0..255.
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
-            raise DecodeError(f"a {image.mode} image; write masks with one channel or a palette")
+            raise DecodeError(f"an image of mode {image.mode}; write masks with one channel or a palette")
         if image.mode == "L" and data[_PNG_DEPTH_AT] < 8:
             raise DecodeError(f"gray of {data[_PNG_DEPTH_AT]} bits; store class ids in 8 or 16")
         return np.array(image).astype(np.uint16)

@@ -74,7 +74,7 @@ class BandTable(StrictModel):
         columns |= {"nodata_share": self.nodata_share, "min": self.min, "max": self.max}
         for name, values in columns.items():
             if len(values) != count or not all(map(math.isfinite, values)):
-                raise ValueError(f"{name} needs {count} finite numbers, one for each name")
+                raise ValueError(f"{name} needs a finite number for each name ({count})")
         if any(high <= low for low, high in zip(self.scale.low, self.scale.high, strict=True)):
             raise ValueError("scale.high must be above scale.low in each band")
         return self
@@ -290,7 +290,8 @@ def parse_dataset(data: bytes, name: str) -> Dataset:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{name} is damaged: {where}: {problem['msg']}; {_RESTORE}") from None
+        what = problem["msg"].removeprefix("Value error, ")
+        raise InputError(f"{name} is damaged: {where}: {what}; {_RESTORE}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name} is damaged: {error}; {_RESTORE}") from None
     if dataset.format != FORMAT:

@@ -150,8 +150,8 @@ class FinetuneConfig(Config):
             )
         if self.finetune.mode == "linear_probe" and (ignored := unused_options(self, self.mode)):
             raise ValueError(
-                f'{", ".join(ignored)} has no effect with finetune.mode="linear_probe", which trains one layer on '
-                "fixed features; leave it out, or give the config linear_probe_cifar_tiny"
+                'finetune.mode="linear_probe" trains one layer on fixed features, and takes no '
+                f"{', '.join(ignored)}; leave that out, or give the config linear_probe_cifar_tiny"
             )
         if self.mode.trains == "head" and self.optim.name == "lars" and self.finetune.head_init != "zero":
             raise ValueError("finetune.head_init has no effect on a probe with optim.name=lars; leave it out")

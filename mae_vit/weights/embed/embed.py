@@ -91,7 +91,7 @@ def check_out(out: Path) -> None:
         names = {name for name in names if not (name.startswith(".") and name.endswith(".tmp"))}
         if names and not needed <= names <= _FILES:
             other = min(names - _FILES, default=f"no {META}")
-            raise InputError(f"{folder} has {other}, which mae-vit embed did not write; give another --out")
+            raise InputError(f"{folder} is not from mae-vit embed (it contains {other}); give another --out")
 
 
 def _partial(out: Path) -> Path:

@@ -107,14 +107,14 @@ def default_folder(asked: str, target: str) -> Path:
 def check_place(out: Path, *, force: bool) -> None:
     """Raises InputError if `out` holds something that may not be replaced, or is not a folder's name."""
     if out.suffix in _FILES or out.is_file() or out.is_symlink():
-        raise InputError(f"--out {out}: an export is a folder; give {out.stem}")
+        raise InputError(f"--out {out}: an export is a folder; give --out {out}-export")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     if not names:
         return
     card = out / CARD
     if names - EXPORTED or not card.is_file() or SIGNATURE not in card.read_text(errors="replace"):
         other = min(names - EXPORTED, default=f"no {CARD} of one")
-        raise InputError(f"--out {out} contains {other}, which is not from an export; give another folder")
+        raise InputError(f"--out {out} is not an export (it contains {other}); give another folder")
     if not force:
         raise InputError(f"--out {out} exists; --force replaces it, or give another folder")
 

@@ -79,16 +79,12 @@ def test_a_mapping_is_a_config(changes, commanded):
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"train.step": 3}, 'changes: unknown key "train.step": '),
-        ({"train.steps": object()}, "train.steps: "),
-        ({"data.path": "nowhere"}, "data folder nowhere "),
-    ],
+    "changed", [{"train.step": 3}, {"train.steps": object()}, {"data.path": "nowhere"}], ids=",".join
 )
-def test_bad_input_is_raised_and_leaves_nothing(changes, capsys, changed, expected):
-    with pytest.raises(mae_vit.InputError, match=re.escape(expected)):
+def test_bad_input_is_raised_and_leaves_nothing(changes, capsys, changed, said):
+    with pytest.raises(mae_vit.InputError) as error:
         mae_vit.pretrain("mae_digits", {**changes, "train.steps": None, **changed})
+    said(error)
     assert capsys.readouterr().err == ""
     assert not changes["run.dir"].exists()
 
@@ -212,21 +208,19 @@ def test_a_run_and_numbers_of_numpy_stand_where_paths_and_numbers_do(commanded):
 
 
 @pytest.mark.parametrize(
-    ("call", "value", "expected"),
+    ("call", "value"),
     [
-        (mae_vit.pretrain, argparse.Namespace(seed=0), "mapping .* not Namespace"),
-        (mae_vit.pretrain, io.StringIO("seed: 0"), "a YAML file .* not StringIO"),
-        (mae_vit.compare, None, "a preset, .* not NoneType"),
-        (mae_vit.finetune, torch.nn.Linear(1, 1), "torch.save.* not Linear"),
-        (mae_vit.load_encoder, {"cls_token": torch.zeros(1)}, "torch.save.* not dict"),
-        (mae_vit.load_classifier, torch.nn.Linear(1, 1), "a fine-tuning run, .* not Linear"),
-        (mae_vit.Run, None, "a path, not NoneType"),
-        (partial(mae_vit.prepare, "digits"), 3, "an output folder, not int"),
+        *((mae_vit.pretrain, argparse.Namespace(seed=0)), (mae_vit.pretrain, io.StringIO("seed: 0"))),
+        *((mae_vit.compare, None), (mae_vit.finetune, torch.nn.Linear(1, 1))),
+        (mae_vit.load_encoder, {"cls_token": torch.zeros(1)}),
+        *((mae_vit.load_classifier, torch.nn.Linear(1, 1)), (mae_vit.Run, None)),
+        (partial(mae_vit.prepare, "digits"), 3),
     ],
 )
-def test_other_types_are_refused_in_a_line_that_names_the_forms(call, value, expected):
-    with pytest.raises(mae_vit.InputError, match=f"give .*{expected}$"):
+def test_other_types_are_refused_in_a_line_that_names_the_forms(call, value, said):
+    with pytest.raises(mae_vit.InputError) as error:
         call(value)
+    said(error)
 
 
 def test_fine_tuning_takes_a_run(commanded, tmp_path):

@@ -1,7 +1,6 @@
 """The file of a comparison: its options, steps of equal compute, and one line for what is wrong."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -21,43 +20,27 @@ from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 
-# What is changed in the file, and what the line names.
+# What is changed in the file, and to what.
 WRONG = [
-    ("reference: ViT from scratch", "reference: ViT from scrach", '"ViT from scratch"'),
-    ("  train.steps:", "  run.seed: 3\n  train.steps:", '"run.seed"'),
-    ("  train.steps:", "  finetune.draws: 5\n  train.steps:", '"finetune.draws" belongs to the comparison'),
-    ("[{optim.lr: 2e-3}, {optim.lr: 4e-3}]", "[{optim.lr: 2e-3}]", "same number"),
-    ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
-    ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]", "has few_shot"),
-    (
-        "train.warmup_steps: 1, monitor.tensorboard: false,",
-        'train.warmup_steps: 1, monitor.tensorboard: false, model.init: "timm:vit_tiny_patch16_224",',
-        'cost of "ViT from MAE"',
-    ),
-    ("test_subset: 50", "modes: [finetune, knn]", "modes: [finetune]"),
-    ("data: {path: ", "data: {path: no", "does not exist"),
-    ("labels_per_class: [25]", "labels_per_class: [100000]", "labels_per_class: 100000"),
-    (
-        "config: simple_cnn_cifar.yaml",
-        "config: configs/finetune/simple_cnn_cifar.yaml",
-        "did you mean",
-    ),
-    ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tuning runs"),
-    ("name: SimpleCNN", "name: ViT-from scratch", "entries: two"),
-    ("labels_per_class: [25]", "labels_per_class: [25, 25]", "labels_per_class=[25, 25] has one twice"),
-    ("modes: [finetune, few_shot]}", "seeds: [0, 1, 0]}", "MAE): seeds=[0, 1, 0] has one twice"),
-    (
-        "  MAE:\n",
-        "  two: {config: mae_digits.yaml, dir: runs/a}\n  MAE:\n    dir: ./runs/a\n",
-        "two have the dir",
-    ),
-    ("  train.steps:", "  finetune.holdout: 0\n  train.steps:", '"ViT from scratch": tune chooses'),
-    ("test_subset: 50", "test_subset: 5", "test_subset=5: must be at least 10"),
-    (
-        "train.warmup_steps: 1, monitor.tensorboard: false,",
-        "train.warmup_steps: 1, monitor.tensorboard: false, train.batch_size_per_device: 7,",
-        "pretrain.MAE: train.batch_size_per_device=7 does not divide",
-    ),
+    ("reference: ViT from scratch", "reference: ViT from scrach"),
+    ("  train.steps:", "  run.seed: 3\n  train.steps:"),
+    ("  train.steps:", "  finetune.draws: 5\n  train.steps:"),
+    ("[{optim.lr: 2e-3}, {optim.lr: 4e-3}]", "[{optim.lr: 2e-3}]"),
+    ("  model.img_size: 8\n", "  model.img_sise: 8\n"),
+    ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]"),
+    ("monitor.tensorboard: false,", 'monitor.tensorboard: false, model.init: "timm:vit_tiny_patch16_224",'),
+    ("test_subset: 50", "modes: [finetune, knn]"),
+    ("data: {path: ", "data: {path: no"),
+    ("labels_per_class: [25]", "labels_per_class: [100000]"),
+    ("config: simple_cnn_cifar.yaml", "config: configs/finetune/simple_cnn_cifar.yaml"),
+    ("modes: [finetune, few_shot]}", "seeds: [1000]}"),
+    ("name: SimpleCNN", "name: ViT-from scratch"),
+    ("labels_per_class: [25]", "labels_per_class: [25, 25]"),
+    ("modes: [finetune, few_shot]}", "seeds: [0, 1, 0]}"),
+    ("  MAE:\n", "  two: {config: mae_digits.yaml, dir: runs/a}\n  MAE:\n    dir: ./runs/a\n"),
+    ("  train.steps:", "  finetune.holdout: 0\n  train.steps:"),
+    ("test_subset: 50", "test_subset: 5"),
+    ("monitor.tensorboard: false,", "monitor.tensorboard: false, train.batch_size_per_device: 7,"),
 ]
 
 
@@ -82,23 +65,17 @@ def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("key", "meant"),
-    {
-        "train.epoch": "set.train.epochs",
-        "epochs": "set.train.epochs",
-        "data.augment.flip": "set.data.augment.flip",
-        "objective.mask_ratio": "pretrain.NAME.set.objective.mask_ratio",
-        "pretrain.MAE.epochs": "pretrain.MAE.set.train.epochs",
+    "key",
+    [
+        *("train.epoch", "epochs", "data.augment.flip", "objective.mask_ratio", "pretrain.MAE.epochs"),
         # Keys of its own.
-        "seed": "seeds",
-        "finetune.mode": "modes",
-        "data.pth": "data.path",
-        "pretrain.MAE.dri": "pretrain.MAE.dir",
-    }.items(),
+        *("seed", "finetune.mode", "data.pth", "pretrain.MAE.dri"),
+    ],
 )
-def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, meant):
-    with pytest.raises(InputError, match=rf' "{re.escape(meant)}"\?$'):
+def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, said):
+    with pytest.raises(InputError) as error:
         load_config(CompareConfig, find_config("compare_demo"), [f"{key}=3"])
+    said(error)
 
 
 def test_what_a_comparison_sets_wins_over_with_start(tmp_path):
@@ -147,10 +124,11 @@ def test_a_malformed_with_start_is_named_before_anything_runs(tmp_path, content)
         load_config(FinetuneConfig, path, [], amend=WeightsOverrides(None, path))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("Mae", '"pretrain.MAE"'), ("DINOv2", "missing")])
-def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is(name, hint):
-    with pytest.raises(InputError, match=rf'"pretrain.{name}.config".*{hint}'):
+@pytest.mark.parametrize("name", ["Mae", "DINOv2"])
+def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is(name, said):
+    with pytest.raises(InputError) as error:
         load_config(CompareConfig, find_config("compare_demo"), [f"pretrain.{name}.set.train.epochs=3"])
+    said(error)
 
 
 def test_equal_compute_is_counted_in_steps(digits, tmp_path):
@@ -208,29 +186,28 @@ def test_the_length_of_a_run_whose_settings_are_not_chosen_yet_is_not_foreseen(d
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "use"),
+    ("key", "value"),
     [
-        ("finetune.start", "runs/mae", "start"),
-        ("finetune.test", False, "nothing"),
-        ("data.labels_per_class", 5, "labels_per_class"),
-        ("data.label_draw", 2, "label_draws"),
+        *(("finetune.start", "runs/mae"), ("finetune.test", False)),
+        *(("data.labels_per_class", 5), ("data.label_draw", 2)),
     ],
 )
-def test_what_tells_rows_apart_is_not_in_their_files(tmp_path, key, value, use):
+def test_what_tells_rows_apart_is_not_in_their_files(tmp_path, key, value, said):
     """As in the config that a finished run leaves."""
     section, _, name = key.partition(".")
     (tmp_path / "x.yaml").write_text(json.dumps({section: {name: value}}))
-    with pytest.raises(InputError, match=rf'^entry "scratch": {tmp_path}/x.yaml: "{key}" .* use {use}'):
+    with pytest.raises(InputError) as error:
         check(plan_of(tmp_path))
+    said(error)
 
 
-@pytest.mark.parametrize(("old", "new", "named"), WRONG)
-def test_bad_input_is_one_line(digits, tmp_path, capsys, old, new, named):
+@pytest.mark.parametrize(("old", "new"), WRONG)
+def test_bad_input_is_one_line(digits, tmp_path, capsys, old, new, said):
     config = write_config(tmp_path, digits, steps=2)
     assert old in config.read_text()
     config.write_text(config.read_text().replace(old, new, 1))
     assert main(compare_command(config, tmp_path / "run")[1:]) == 2
-    assert named in one_line(capsys)
+    said(one_line(capsys))
     assert not (tmp_path / "run").exists()
 
 

@@ -13,60 +13,37 @@ from mae_vit.finetuning.config.pretrained import WeightsOverrides, run_name
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# Overrides, and what of them the line names.
+# Overrides that are refused.
 VITS = [
-    ("finetune.pol=mean", "finetune.pool"),
-    ("model.patchsize=2", "model.patch_size"),
-    ("finetune.mode=linear", "finetune.mode='linear'"),
-    ("model.name=SimpelCNN", '"SimpleCNN"'),
-    ("finetune.holdout=0.9", "finetune.holdout=0.9"),
-    ("model.init=x", "model.init"),
-    ("monitor.probe_queries=3", "monitor.probe_queries"),
-    ("monitor.evaluate_images=9", "monitor.evaluate_images"),
-    ("optim.layer_decay=1.5", "optim.layer_decay=1.5"),
-    ("finetune.start=runs/mae", "--ckpt"),
-    ("finetune.neighbors=3", 'mode="knn"'),
-    ("data.leave_out_per_class=5", "use labels_per_class"),
-    ("finetune.test=false finetune.holdout=0", "test=false"),
-    ("train.ema_decay=0.9 train.zero_stage=3", "zero_stage=3"),
-    ("train.engine=torch train.zero_stage=1", "zero_stage=1"),
-    ("finetune.mode=segment finetune.mixup=0.8", "finetune.mixup=0.8"),
-    ("finetune.mode=segment data.augment.policy=randaugment", "data.augment.policy=randaugment"),
-    ("finetune.mode=segment data.augment.erasing=0.25", "data.augment.erasing=0.25"),
+    *(
+        "finetune.pol=mean",
+        "model.patchsize=2",
+        "finetune.mode=linear",
+        "model.name=SimpelCNN",
+        "model.init=x",
+    ),
+    *("finetune.holdout=0.9", "monitor.probe_queries=3", "monitor.evaluate_images=9"),
+    *("optim.layer_decay=1.5", "finetune.start=runs/mae", "finetune.neighbors=3"),
+    *("data.leave_out_per_class=5", "finetune.test=false finetune.holdout=0"),
+    *("train.ema_decay=0.9 train.zero_stage=3", "train.engine=torch train.zero_stage=1"),
+    *("finetune.mode=segment finetune.mixup=0.8", "finetune.mode=segment data.augment.policy=randaugment"),
+    "finetune.mode=segment data.augment.erasing=0.25",
 ]
 NETWORKS = [
-    ("finetune.pool=cls", "a class token"),
-    ("finetune.head_init=small", "finetune.head_init"),
-    ("finetune.mode=knn", "Vision Transformer"),
-    ("finetune.mode=segment_probe", "Vision Transformer"),
-    ("model.drop_path_rate=0.1", "drop_path_rate"),
-    ("model.name=timm:resnet19", '"resnet18"'),
+    *("finetune.pool=cls", "finetune.head_init=small", "finetune.mode=knn", "finetune.mode=segment_probe"),
+    *("model.drop_path_rate=0.1", "model.name=timm:resnet19"),
 ]
 PROBES = [
-    (
-        "data.augment.flip=true data.augment.crop=pad",
-        "crop=pad, data.augment.flip=true",
-    ),
-    ("optim.layer_decay=0.8", "optim.layer_decay=0.8"),
-    ("optim.layer_decay=0.7", "leave it out, or give the config linear_probe_cifar_tiny"),
-    ("optim.clip_grad=1.0", "optim.clip_grad=1.0"),
-    ("model.drop_path_rate=0.1", "model.drop_path_rate=0.1"),
-    ("checkpoint.every_steps=9", "checkpoint.every_steps=9"),
-    ("guard.skip_steps=9", "guard.skip_steps=9"),
-    ("monitor.log_every_steps=9", "monitor.log_every_steps=9"),
-    ("train.zero_stage=1", "train.zero_stage=1"),
-    ("finetune.shots=[3]", 'mode="few_shot"'),
-    ("finetune.lr_factors=[]", "finetune.lr_factors"),
-    ("finetune.lr_factors=[1.0, 0.0]", "lr_factors=[1.0, 0.0]"),
-    ("finetune.holdout=0", "one of lr_factors"),
-    ("optim.name=muon", "a probe does not train"),
-    ("optim.name=lars finetune.head_init=small", "finetune.head_init has no effect"),
-    ("finetune.mode=knn finetune.lr_factors=[1.0]", 'mode="linear_probe"'),
+    *("data.augment.flip=true data.augment.crop=pad", "optim.layer_decay=0.8", "optim.clip_grad=1.0"),
+    *("model.drop_path_rate=0.1", "checkpoint.every_steps=9", "guard.skip_steps=9"),
+    *("monitor.log_every_steps=9", "train.zero_stage=1", "finetune.shots=[3]", "finetune.lr_factors=[]"),
+    *("finetune.lr_factors=[1.0, 0.0]", "finetune.holdout=0", "optim.name=muon"),
+    *("optim.name=lars finetune.head_init=small", "finetune.mode=knn finetune.lr_factors=[1.0]"),
 ]
 CASES = [
-    *(("finetune_cifar_tiny", [*TINY, "data.path=x"], *case) for case in VITS),
-    *(("simple_cnn_cifar", [*CNN["model"], "data.path=x"], *case) for case in NETWORKS),
-    *(("linear_probe_cifar_tiny", ["data.path=x"], *case) for case in PROBES),
+    *(("finetune_cifar_tiny", [*TINY, "data.path=x"], case) for case in VITS),
+    *(("simple_cnn_cifar", [*CNN["model"], "data.path=x"], case) for case in NETWORKS),
+    *(("linear_probe_cifar_tiny", ["data.path=x"], case) for case in PROBES),
 ]
 
 
@@ -75,58 +52,54 @@ def read(config, overrides) -> FinetuneConfig:
     return load_config(FinetuneConfig, path, overrides, amend=WeightsOverrides(None, path, overrides))
 
 
-@pytest.mark.parametrize(("config", "base", "overrides", "named"), CASES, ids=lambda value: str(value)[:40])
-def test_a_config_is_refused_with_key_and_value(config, base, overrides, named):
+@pytest.mark.parametrize(
+    ("config", "base", "overrides"), CASES, ids=lambda value: "" if isinstance(value, list) else value
+)
+def test_a_config_is_refused_with_key_and_value(config, base, overrides, said):
     read(config, base)
     with pytest.raises(InputError) as error:
         read(config, [*base, *re.split(r" (?=[a-z]+\.)", overrides)])
-    assert named in str(error.value)
+    said(error)
     assert "\n" not in str(error.value)
 
 
 # What only data and files tell.
 JOBS = {
-    "no start": (["--ckpt", ""], "path is empty"),
-    "missing weights": (["--ckpt", "nowhere"], "weights nowhere"),
-    "holdout of nothing": (["data.labels_per_class=1"], "leaves 0"),
-    "too many labels": (["data.labels_per_class=9999"], "data.labels_per_class=9999"),
-    "shots": (
-        ["data.labels_per_class=20", "finetune.mode=few_shot", "finetune.shots=[5,25]"],
-        "use finetune.shots=[5]",
-    ),
-    "batch larger than the data": (
-        ["data.labels_per_class=2", "train.effective_batch_size=64", "--same-batch"],
-        "larger than",
-    ),
-    "half a pair": (["finetune.mixup=0.8", "train.effective_batch_size=63"], "train.effective_batch_size=64"),
-    "picture bands": (["monitor.picture_bands=[7]"], "picture band 7"),
-    "length of scores": (["finetune.mode=knn", "--extend"], 'finetune.mode="knn"'),
-    "no masks": (["finetune.mode=segment"], "no masks"),
+    "no start": ["--ckpt", ""],
+    "missing weights": ["--ckpt", "nowhere"],
+    "holdout of nothing": ["data.labels_per_class=1"],
+    "too many labels": ["data.labels_per_class=9999"],
+    "shots": ["data.labels_per_class=20", "finetune.mode=few_shot", "finetune.shots=[5,25]"],
+    "batch larger than the data": [
+        *("data.labels_per_class=2", "train.effective_batch_size=64", "--same-batch")
+    ],
+    "half a pair": ["finetune.mixup=0.8", "train.effective_batch_size=63"],
+    "picture bands": ["monitor.picture_bands=[7]"],
+    "length of scores": ["finetune.mode=knn", "--extend"],
+    "no masks": ["finetune.mode=segment"],
 }
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_is_refused_before_anything_is_written(call, tmp_path, capsys, name):
-    arguments, named = JOBS[name]
-    assert call(*arguments) == 2
-    assert named in one_line(capsys)
+def test_a_job_is_refused_before_anything_is_written(call, tmp_path, capsys, name, said):
+    assert call(*JOBS[name]) == 2
+    said(one_line(capsys))
     assert not (tmp_path / "run").exists()
 
 
-def test_networks_take_images_of_their_size_alone(call, capsys):
+def test_networks_take_images_of_their_size_alone(call, capsys, said):
     model = ["model.name=timm:vit_tiny_patch16_224"]
     assert call(*model, **CNN) == 2
     assert "1 x 8 x 8" in one_line(capsys)
     assert call("train.activation_checkpointing=true", **CNN) == 2
-    assert "transformer blocks" in one_line(capsys)
+    said(one_line(capsys))
     assert call("model.name=SimpleCNN") == 2
-    keys = re.findall(r"model\.(embed_dim|depth|num_heads)", capsys.readouterr().err)
-    assert keys == ["embed_dim", "depth", "num_heads"]
+    said(capsys.readouterr().err)
 
 
-def test_a_network_does_not_begin_from_an_encoder_of_another_kind(call, pretrained, tmp_path, capsys):
+def test_a_network_does_not_begin_from_an_encoder_of_another_kind(call, pretrained, tmp_path, capsys, said):
     assert call("model.img_size=8", config="simple_cnn_cifar", ckpt=pretrained) == 2
-    assert 'model.name="SimpleCNN"' in one_line(capsys)
+    said(one_line(capsys))
     assert not (tmp_path / "run").exists()
 
 

@@ -104,7 +104,7 @@ def test_a_folder_of_images_with_a_broken_one(run, digits, photos, tmp_path, cap
         classifier.patch_map(torch.zeros(1, 1, 8, 8))
 
 
-def test_folders_without_a_classifier_say_what_they_are(run, tmp_path):
+def test_folders_without_a_classifier_say_what_they_are(run, tmp_path, said):
     shutil.copytree(run, tmp_path / "run")
     for name in ("unfinished", "pretrained"):
         (tmp_path / name).mkdir()
@@ -113,14 +113,10 @@ def test_folders_without_a_classifier_say_what_they_are(run, tmp_path):
     for name in ("0", "1"):
         shutil.copytree(run, tmp_path / "row" / name)
     (tmp_path / "row" / "0" / "results.json").unlink()
-    for name, hint in (
-        ("rum", '/run"'),
-        ("row", '/row/1"'),
-        ("unfinished", "finished fine-tuning"),
-        ("pretrained", "mae-vit finetune"),
-    ):
-        with pytest.raises(InputError, match=hint):
+    for name in ("rum", "row", "unfinished", "pretrained"):
+        with pytest.raises(InputError) as error:
             mae_vit.load_classifier(tmp_path / name)
+        said(error)
 
 
 def test_the_images_that_were_trained_on_are_named(run, digits, tmp_path, capsys):
@@ -172,26 +168,22 @@ def test_labels_of_other_classes_are_kept_and_not_compared(run, photos, tmp_path
     assert "label" not in csv_rows(tmp_path / "q.csv")[0]
 
 
-def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digits, tmp_path, capsys):
+def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digits, tmp_path, capsys, said):
     out = tmp_path / "p.csv"
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes((run / "model.safetensors").read_bytes()[:-100])
-    cases = {
-        "must end in .csv": (run, digits, tmp_path / "p.npz"),
-        "1 to 10": (run, digits, out, "--top", 11),
-        "at least 1": (run, digits, out, "--batch-size", 0),
-        f"{tmp_path / 'none'} does not exist (": (tmp_path / "none", digits, out),
-        "the model.safetensors": (pretrained / "encoder.safetensors", digits, out),
-        '"tst"': (run, digits, out, "--split", "tst"),
-        "known by name: cifar10": (run, tmp_path / "none", tmp_path / "new" / "p.csv"),
-        "cut short": (cut, digits, out),
-        'finetune.mode="finetune"': (shared("finetune.mode=knn", ckpt=pretrained).folder, digits, out),
-    }
+    cases = [
+        *((run, digits, tmp_path / "p.npz"), (run, digits, out, "--top", 11), (cut, digits, out)),
+        *((run, digits, out, "--batch-size", 0), (tmp_path / "none", digits, out)),
+        *((pretrained / "encoder.safetensors", digits, out), (run, digits, out, "--split", "tst")),
+        (run, tmp_path / "none", tmp_path / "new" / "p.csv"),
+        (shared("finetune.mode=knn", ckpt=pretrained).folder, digits, out),
+    ]
     before = sorted(path.name for path in tmp_path.iterdir())
-    for named, words in cases.items():
+    for words in cases:
         capsys.readouterr()
         assert predict(*words) == 2
-        assert named in one_line(capsys)
+        said(one_line(capsys))
         assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

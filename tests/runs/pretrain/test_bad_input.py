@@ -29,29 +29,20 @@ def call(digits, run_dir, *arguments: str) -> int:
 
 
 # What a run says of arguments, once it knows its data (mistakes of the config alone: tests/unit/config/test_load.py).
-REFUSED = {
-    "objective.mask_ratio=0.99": "none of 16 patches visible",
-    "model.patch_size=1": "norm_pix_loss=true",
-    "model.img_size=1024 model.patch_size=2": "262144 patches; the limit is 65536",
-    "data.path=nowhere": "data folder nowhere",
-    "data.split=trian": '"train"?',
-    "--resume nowhere": "--resume nowhere ",
-    "model.num_heads=5": "model.num_heads=5",
-    "data.augment.crop=pad model.img_size=16": "data.augment.crop=random_resized",
-    "model.in_chans=3 data.normalize=[[0.5],[0.5]]": "data.normalize=",
-    "data.source=memory data.memory_limit_gib=1e-9": "data.memory_limit_gib",
-    "--confg x": '"--config"?',
-    "--xyz": "known: --config, --dry-run, --extend, --help, --resume; settings are KEY.PATH=VALUE",
-    "run.dir=/proc/run": "/proc/run",
+REFUSED = [
+    *("objective.mask_ratio=0.99", "model.patch_size=1", "model.img_size=1024 model.patch_size=2"),
+    *("data.path=nowhere", "data.split=trian", "--resume nowhere", "model.num_heads=5"),
+    *("data.augment.crop=pad model.img_size=16", "model.in_chans=3 data.normalize=[[0.5],[0.5]]"),
+    *("data.source=memory data.memory_limit_gib=1e-9", "--confg x", "--xyz", "run.dir=/proc/run"),
     # What was typed is not taken for a key of the file.
-    "finetune.mode=knn": '"finetune"',
-}
+    "finetune.mode=knn",
+]
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_run_that_cannot_be_is_one_line(digits, tmp_path, capsys, words):
+def test_a_run_that_cannot_be_is_one_line(digits, tmp_path, capsys, words, said):
     assert call(digits, tmp_path / "run", *words.split()) == EXIT_INPUT
-    assert REFUSED[words] in one_line(capsys)
+    said(one_line(capsys))
     assert not (tmp_path / "run").exists()
 
 
@@ -68,33 +59,30 @@ def test_held_out_images_of_less_than_a_group_are_noted(digits, tmp_path, capsys
     assert "less than a group" not in capsys.readouterr().out
 
 
-def test_folders_that_do_not_serve(digits, tmp_path, capsys):
+def test_folders_that_do_not_serve(digits, tmp_path, capsys, said):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "empty").mkdir()
     assert call(digits, tmp_path / "file" / "run") == EXIT_INPUT
-    assert str(tmp_path / "file" / "run") in one_line(capsys)
+    said(one_line(capsys))
     assert call(digits, tmp_path / "run", "--resume", str(tmp_path / "empty")) == EXIT_INPUT
-    assert str(tmp_path / "empty") in one_line(capsys)
+    said(one_line(capsys))
     assert call(tmp_path / "empty", tmp_path / "run") == EXIT_INPUT
-    assert f"`mae-vit prepare SRC {tmp_path}" in one_line(capsys)
+    said(one_line(capsys))
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "hint"),
+    ("there", "asked"),
     [
-        ("data/photos/1", "data/photoz", '`mae-vit prepare SRC data/photoz` (did you mean "data/photos"?)'),
-        ("data/photos/1", "dta/photoz", '(did you mean "data/photos"?)'),
-        ("data/photos/1", "nowhere/photos", "`mae-vit prepare SRC nowhere/photos`"),
-        ("data/cifar100/1", "data/cifar10", "; make it with `mae-vit prepare cifar10 data/cifar10`"),
-        ("data/digits/1", "dta/digits", '`mae-vit prepare digits dta/digits` (did you mean "data/digits"?)'),
+        *(("photos", "data/photoz"), ("photos", "dta/photoz"), ("photos", "nowhere/photos")),
+        *(("cifar100", "data/cifar10"), ("digits", "dta/digits")),
     ],
 )
-def test_a_folder_that_is_not_there(tmp_path, capsys, monkeypatch, there, asked, hint):
+def test_a_folder_that_is_not_there(tmp_path, capsys, monkeypatch, there, asked, said):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / there).parent.mkdir(parents=True)
-    (tmp_path / there).touch()
+    (tmp_path / "data" / there).mkdir(parents=True)
+    (tmp_path / "data" / there / "1").touch()
     assert call(asked, tmp_path / "run") == EXIT_INPUT
-    assert one_line(capsys).endswith(hint)
+    said(one_line(capsys))
     assert {*BUILT_IN} == {*DATASETS}
 
 
@@ -108,45 +96,31 @@ def cut(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:-size])
 
 
-# Damage to a data folder, options, and what the line names beside the exit code.
+# Damage to a data folder, and options.
 DAMAGED = {
-    "missing shard": (lambda data: (data / "train-000001.tar").unlink(), [], "train-000001.tar is missing"),
-    "truncated shard": (
-        *(lambda data: cut(data / "train-000000.tar", 49_600), []),
-        "{data}/train-000000.tar data.damage_budget=0.001 {data}`",
-    ),
+    "missing shard": (lambda data: (data / "train-000001.tar").unlink(), []),
+    "truncated shard": (lambda data: cut(data / "train-000000.tar", 49_600), []),
     # Shards of other splits must be whole.
-    "truncated test": (
-        lambda data: cut(data / "test-000000.tar", 5000),
-        ["data.damage_budget=0.9"],
-        "{data}/test-000000.tar",
-    ),
-    "an earlier version": (
-        *(lambda data: describe(data, lambda train: train.pop("index")), []),
-        "--in-place {data} --overwrite`",
-    ),
+    "truncated test": (lambda data: cut(data / "test-000000.tar", 5000), ["data.damage_budget=0.9"]),
+    "an earlier version": (lambda data: describe(data, lambda train: train.pop("index")), []),
     "several sizes": (
         lambda data: describe(data, lambda train: train.update(height=[8, 12])),
         ["data.augment.crop=pad"],
-        "8-12",
     ),
     "a path outside": (
         lambda data: describe(data, lambda train: train["shards"][0].update(file="../../etc/passwd.tar")),
         [],
-        "splits.train.shards.0.file",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_data_folder_is_one_line(digits, tmp_path, capsys, case):
-    change, options, expected = DAMAGED[case]
+def test_a_damaged_data_folder_is_one_line(digits, tmp_path, capsys, case, said):
+    change, options = DAMAGED[case]
     data = copy_of(digits, tmp_path / "data")
     change(data)
     assert call(data, tmp_path / "run", *options) == EXIT_INPUT
-    line = one_line(capsys)
-    for part in expected.format(data=data).split() if "{data}" in expected else [expected]:
-        assert part in line
+    said(one_line(capsys))
     assert not (tmp_path / "run").exists()
 
 

@@ -211,18 +211,15 @@ def test_incidents_and_damaged_samples_are_listed(run_folder):
     assert "10 more" in page
 
 
-def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
+def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys, said):
     (tmp_path / "compared").mkdir()
     (tmp_path / "compared" / "results.csv").touch()
-    for arguments, expected in (
-        ([tmp_path / "smal"], f'does not exist; did you mean "{run_folder}"'),
-        ([tmp_path], "runs in it: small"),
-        ([tmp_path / "compared"], f"its own page, {tmp_path / 'compared' / 'report.html'}"),
-        ([run_folder, "--out", tmp_path], "is a folder; give a file"),
-        ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
+    for arguments in (
+        *([tmp_path / "smal"], [tmp_path], [tmp_path / "compared"], [run_folder, "--out", tmp_path]),
+        [run_folder, "--out", run_folder / "config.yaml" / "x.html"],
     ):
         assert main(["report", *map(str, arguments)]) == 2
-        assert re.search(expected, one_line(capsys))
+        said(one_line(capsys))
     assert not list(tmp_path.rglob("*.html"))
 
 

@@ -12,114 +12,65 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.command import main
 
 CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
-GPU = "CUDA_VISIBLE_DEVICES"
 
-# Overrides -> what the line names beside the key.
-BAD = {
-    "model.img_sise=8": '"model.img_size"?',
-    "optimizer.lr=1": '"optim"?',
-    "train.epoch=3": '"train.epochs"?',
-    "train={epochs: 3}": "train.KEY",
-    "epochs=3": '"train.epochs"?',
-    "batch_size=32": '"train.effective_batch_size" or "train.batch_size_per_device"?',
-    "augment.crop=none": '"data.augment"?',
-    "train.lr=1e-3": '"optim.lr"?',
-    "name=x": '"run.name" or "model.name" or "optim.name" or "objective.name"?',
-    "corrupt_ratio=0.5": '"objective.corrupt_ratio" or "objective.masked_patch.corrupt_ratio"?',
-    # What other trainers call it.
-    "gpus=1": GPU,
-    "trainer.accelerator=gpu": GPU,
-    "run.device=cuda": GPU,
-    "zzz=1": "known: checkpoint, data, guard, model, ",
-    "train.zzz=1": "known in train: activation_checkpointing, ",
-    "objective.corrupt_ratio=0.5": 'objective "masked_patch"; options of "mae": mask_ratio, ',
-    "objective.name=null": "contrastive, contrastive_mae, joint, mae, ",
-    "objective=mae": "objective.name=...",
-    "train.epoks=null": '"train.epochs"?',
-    "run.hang_timeout_s=": "has no value; give one, or leave it out",
-    "run.name=a/b": "run.dir",
-    "train.effective_batch_size=many": "effective_batch_size='many'",
-    "train.steps=2026-11-26": "steps='2026-11-26'",
-    "data.augment.flip=no": "flip='no': true or false",
-    "objective.mask_ratio=1.0": "mask_ratio=1.0",
-    "objective.decode_ratio=1.1": "decode_ratio=1.1",
-    "objective.name=may": '"mae"?',
-    "model.name=tiny-cifer": '"tiny-cifar"?',
-    "optim.name=AdamW": '"adamw"',
-    "model.patch_size=3": "(nearest side that fits: 9, nearest patch_size: 2)",
-    "model.img_size=[8, 8, 8]": "[height, width]",
-    "optim.blr=1e-4 optim.lr=1e-4": "drop lr=0.0001, or blr=0.0001",
-    "optim.lr=null": "blr, lr",
-    "train.steps=5 train.epochs=5": "drop epochs=5.0, or steps=5",
-    "data.augment.pad_px=2": 'crop="none"',
-    "data.augment.num_ops=3": 'num_ops has no effect with policy="none"; it belongs to policy="randaugment"',
-    "data.augment.magnitude_std=0 data.augment.policy=autoaugment_cifar": (
-        'magnitude_std has no effect with policy="autoaugment_cifar"; it belongs to policy="randaugment"'
+# What is refused in one line.
+BAD = [
+    *(
+        "model.img_sise=8",
+        "optimizer.lr=1",
+        "train.epoch=3",
+        "train={epochs: 3}",
+        "epochs=3",
+        "batch_size=32",
     ),
-    "data.augment.policy=randaugment data.augment.magnitude=11": "data.augment.magnitude=11: ",
-    "data.augment.policy=randaug": '"randaugment"?',
-    "data.source=tar data.memory_limit_gib=1": 'source="tar"',
-    "data.leave_out_draws=3": "leave_out_per_class",
-    "data.lanes=8": 'order="blocks"',
+    *("augment.crop=none", "train.lr=1e-3", "name=x", "corrupt_ratio=0.5", "zzz=1", "train.zzz=1"),
+    # What other trainers call it.
+    *("gpus=1", "trainer.accelerator=gpu", "run.device=cuda"),
+    *("objective.corrupt_ratio=0.5", "objective.name=null", "objective=mae", "train.epoks=null"),
+    *("run.hang_timeout_s=", "run.name=a/b", "train.effective_batch_size=many", "train.steps=2026-11-26"),
+    *("data.augment.flip=no", "objective.mask_ratio=1.0", "objective.decode_ratio=1.1", "objective.name=may"),
+    *("model.name=tiny-cifer", "optim.name=AdamW", "model.patch_size=3", "model.img_size=[8, 8, 8]"),
+    *("optim.blr=1e-4 optim.lr=1e-4", "optim.lr=null", "train.steps=5 train.epochs=5"),
+    *("data.augment.pad_px=2", "data.augment.num_ops=3", "data.augment.policy=randaug"),
+    "data.augment.magnitude_std=0 data.augment.policy=autoaugment_cifar",
+    "data.augment.policy=randaugment data.augment.magnitude=11",
+    *("data.source=tar data.memory_limit_gib=1", "data.leave_out_draws=3", "data.lanes=8"),
     # The preset neither crops nor flips.
-    "objective={name: contrastive}": "data.augment.crop=random_resized",
-    "data.order=blocks data.lanes=10": "(nearest batch: 130, nearest lanes: 8)",
-    "data.order=blocks train.effective_batch_size=3": "(nearest batch: 8, nearest lanes: 3)",
-    "data.repeats=3": "(nearest batch: 129)",
-    "data.order=blocks data.repeats=4 data.lanes=64": "(nearest batch: 256, nearest lanes: 32)",
-    "optim.betas=[0.9, 1.5]": "betas=[0.9, 1.5]",
-    "optim.name=sgd optim.betas=[0.9,0.9]": '"adamw" or "adam"',
-    "guard.max_rollbacks=0 guard.skip_steps=5": "max_rollbacks=0",
-    "optim.name=lars optim.betas=null train.zero_stage=1": "zero_stage=0",
-    "optim.name=muon train.zero_stage=1": "zero_stage=0",
-    "train.zero_stage=3 train.compile=true": "zero_stage=2",
-    "train.compile=yes": "compile",
-    "train.zero_stage=2 train.engine=torch": 'engine="deepspeed"',
-    "optim.lr=.inf": "optim.lr=inf",
-    "model.img_size=(32,32)": "[32,32]",
-    "model.img_size=32,32": "[32,32]",
-    "model.img_size=8x8": "[8,8]",
-    "monitor.trackers=wandb": "[wandb]",
-    "monitor.trackers=[wandb,wandb]": "trackers",
-    "monitor.trackers=[wand]": 'did you mean "wandb"',
-    "model.depth=None": "null",
-    "nonsense": "key.path=value",
-    "model.name.deeper=1": "model.name",
-    "train={": "YAML",
-}
+    "objective={name: contrastive}",
+    *("data.order=blocks data.lanes=10", "data.order=blocks train.effective_batch_size=3", "data.repeats=3"),
+    *("data.order=blocks data.repeats=4 data.lanes=64", "optim.betas=[0.9, 1.5]"),
+    *("optim.name=sgd optim.betas=[0.9,0.9]", "guard.max_rollbacks=0 guard.skip_steps=5"),
+    *("optim.name=lars optim.betas=null train.zero_stage=1", "optim.name=muon train.zero_stage=1"),
+    *("train.zero_stage=3 train.compile=true", "train.compile=yes", "train.zero_stage=2 train.engine=torch"),
+    *("optim.lr=.inf", "model.img_size=(32,32)", "model.img_size=32,32", "model.img_size=8x8"),
+    *("monitor.trackers=wandb", "monitor.trackers=[wandb,wandb]", "monitor.trackers=[wand]"),
+    *("model.depth=None", "nonsense", "model.name.deeper=1", "train={"),
+]
 
 
 @pytest.mark.parametrize("override", BAD)
-def test_bad_override_is_one_readable_line(override):
+def test_bad_override_is_one_readable_line(override, said):
     with pytest.raises(InputError) as caught:
         load_config(PretrainConfig, CONFIG, override.split(" ") if override.count("=") > 1 else [override])
+    said(caught)
     message = str(caught.value)
-    assert BAD[override] in message, message
     assert "\n" not in message
-    assert "pydantic" not in message
     assert str(CONFIG) not in message
     assert message.startswith(("command line: ", "override ")), message
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text",
     [
-        ("", "is not a config"),
-        ("- a\n- b", "is not a config"),
-        ("model: [", "not valid YAML"),
-        ("model: 3", "model=3"),
-        ("!!python/object/apply:os.system ['touch pwned']", "not valid YAML"),
-        ("a: &x [*x]", "unknown key"),
-        ("data.path: x\nmodel.name: S", 'changes={"data.path"'),
-        ("model: {name: S, encoder.depth: 2}", 'changes={"model.encoder.depth"'),
-        ("train: {epochs: 3, epochs: 4}", "not valid YAML"),
-        ("\x00", "not valid YAML"),
+        *("", "- a\n- b", "model: [", "model: 3", "!!python/object/apply:os.system ['touch pwned']", "\x00"),
+        *("a: &x [*x]", "data.path: x\nmodel.name: S", "model: {name: S, encoder.depth: 2}"),
+        "train: {epochs: 3, epochs: 4}",
     ],
 )
-def test_bad_files(tmp_path, text, expected):
+def test_bad_files(tmp_path, text, said):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    assert expected in message_of(path)
+    said(message_of(path))
     assert not Path("pwned").exists()
 
 
@@ -130,21 +81,15 @@ def message_of(path: Path, *overrides: str, **options) -> str:
     return str(caught.value)
 
 
-def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
+def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path, said):
     monkeypatch.chdir(ROOT)
     mine = tmp_path / "photos.yaml"
     mine.write_text("")
-    for path, named in {
-        Path("mae_digit"): 'did you mean "mae_digits"?',
-        tmp_path / "photo.yaml": f'did you mean "{mine}"?',
-        tmp_path / "else.yaml": "else.yaml: no such file or directory",
-        # A folder that is there: what it may be meant for.
-        tmp_path: f"then data.path={tmp_path}",
-        Path("x" * 300): "file name too long",
-    }.items():
-        assert message_of(path).endswith(named)
+    # The last is a folder that is there: what it may be meant for.
+    for path in ("mae_digit", tmp_path / "photo.yaml", tmp_path / "else.yaml", "x" * 300, tmp_path):
+        said(message_of(Path(path)))
     (tmp_path / "config.yaml").write_text("")
-    assert f"--ckpt {tmp_path} (" in message_of(tmp_path)
+    said(message_of(tmp_path))
 
 
 def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
@@ -161,22 +106,11 @@ def test_a_problem_is_blamed_on_the_file_or_on_the_command_line(write_config):
     assert message_of(CONFIG, "train.engine=torch", "train.zero_stage=1").startswith("command line: train: ")
 
 
-def test_five_mistakes_are_five_lines(write_config, capsys):
+def test_five_mistakes_are_five_lines(write_config, capsys, said):
     path = write_config(train={"epohcs": 3}, model={"depth": -1})
     overrides = ["epochs", "train.steps=many", "train.effective_batch_size.x=1"]
-    with pytest.raises(InputError) as error:
-        load_config(PretrainConfig, path, overrides)
-    begins = (
-        'override "epochs": ',
-        'override "train.effective_batch_size.x=1": ',
-        f'{path}: unknown key "train.epohcs": ',
-        f"{path}: model.depth=-1: ",
-        "command line: train.steps='many': ",
-    )
-    assert len(error.value.lines) == len(begins)
-    assert all(map(str.startswith, error.value.lines, begins))
     assert main(["--config", str(path), *overrides]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"error: {line}" for line in error.value.lines]
+    said(capsys.readouterr().err)
     many = [f"train.{letter}=1" for letter in "abcdefghijklm"]
     with pytest.raises(InputError, match="3 mistakes more") as error:
         load_config(PretrainConfig, CONFIG, many)

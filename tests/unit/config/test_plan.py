@@ -53,20 +53,19 @@ def test_batches_are_split_over_ranks_and_micro_batches():
         assert plan(BLOCKS, world_size=world_size).effective_batch_size == 128
 
 
-def test_views_of_an_image_and_micro_batches_hold_whole_groups():
+def test_views_of_an_image_and_micro_batches_hold_whole_groups(said):
     pairs = plan("data.repeats=2")
     check_grouping(pairs, world_size=1, repeats=1, **PAIRS._asdict())
     check_grouping(
         plan("data.repeats=2", "train.batch_size_per_device=16", world_size=2), 2, repeats=2, **GROUPS
     )
     parts = plan("data.repeats=2", "train.batch_size_per_device=8", world_size=2)
-    for planned, world_size, repeats, grouping, use in (
-        (pairs, 1, 2, PAIRS._asdict(), "data.repeats=1"),
-        (plan(), 1, 1, GROUPS, "data.repeats=2"),
-        (parts, 2, 2, GROUPS, "train.batch_size_per_device=16"),
+    for planned, world_size, repeats, grouping in (
+        *((pairs, 1, 2, PAIRS._asdict()), (plan(), 1, 1, GROUPS), (parts, 2, 2, GROUPS)),
     ):
-        with pytest.raises(InputError, match=use):
+        with pytest.raises(InputError) as error:
             check_grouping(planned, world_size, repeats=repeats, **grouping)
+        said(error)
 
 
 @pytest.mark.parametrize(("batch", "num_samples", "group_size"), [(128, 80, 64), (2000, 1497, 1000)])
@@ -130,37 +129,32 @@ def test_a_batch_of_fine_tuning_shrinks_but_not_in_a_comparison():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "world_size", "expected"),
+    ("overrides", "world_size"),
     [
-        ("run.seed=0", 3, "nearest: 129"),
-        ("train.batch_size_per_device=48", 1, "nearest: 32"),
-        (f"{BLOCKS} train.effective_batch_size=96", 6, "nearest lanes: 6, or use 4 ranks"),
-        (f"train.effective_batch_size=2016 {BLOCKS} data.lanes=7", 2, "nearest: 1526"),
-        ("train.effective_batch_size=3000 data.repeats=3", 1, "train.effective_batch_size=3000"),
-        ("data.repeats=4 train.batch_size_per_device=2", 1, "train.effective_batch_size=256"),
-        ("train.epochs=0.01 train.warmup_epochs=0", 1, "train.epochs=0.01"),
-        ("optim.min_lr=0.5", 1, "optim.lr=0.001"),
-        ("optim.blr=1e-4 optim.min_lr=6e-5", 1, "5e-05 = optim.blr=0.0001 x 128 / 256"),
+        *(("run.seed=0", 3), ("train.batch_size_per_device=48", 1)),
+        (f"{BLOCKS} train.effective_batch_size=96", 6),
+        (f"train.effective_batch_size=2016 {BLOCKS} data.lanes=7", 2),
+        ("train.effective_batch_size=3000 data.repeats=3", 1),
+        ("data.repeats=4 train.batch_size_per_device=2", 1),
+        *(("train.epochs=0.01 train.warmup_epochs=0", 1), ("optim.min_lr=0.5", 1)),
+        ("optim.blr=1e-4 optim.min_lr=6e-5", 1),
     ],
 )
-def test_impossible_plans(overrides, world_size, expected):
+def test_impossible_plans(overrides, world_size, said):
     with pytest.raises(InputError) as caught:
         plan(*overrides.split(), world_size=world_size)
-    assert expected in str(caught.value)
+    said(caught)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "warmup", "named"),
+    ("overrides", "warmup"),
     [
-        ("train.epochs=30 train.warmup_epochs=31", 33, "31 (341 steps)"),
-        ("train.steps=20", 2, "16 (176 steps)"),
-        ("train.steps=176", 17, "as long as"),
-        ("train.warmup_samples=1500 train.samples=1000", 0, "1500 (12 steps)"),
-        ("train.steps=177", 176, None),
+        *(("train.epochs=30 train.warmup_epochs=31", 33), ("train.steps=20", 2), ("train.steps=176", 17)),
+        *(("train.warmup_samples=1500 train.samples=1000", 0), ("train.steps=177", 176)),
     ],
 )
-def test_the_warm_up_of_a_short_try_is_a_tenth_of_it(overrides, warmup, named):
+def test_the_warm_up_of_a_short_try_is_a_tenth_of_it(overrides, warmup, said):
     made = plan(*overrides.split(), num_samples=1497)
     assert made.warmup_steps == warmup
-    assert len(made.notes) == (named is not None)
-    assert all(named in note for note in made.notes)
+    for note in made.notes:
+        said(note)

@@ -55,18 +55,11 @@ def test_rows_get_the_colors_of_the_original_and_photographs_stay():
     assert in_colors(photographs, RGB8)[0] is photographs[0]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (["B4", "B03", "B02"], r'picture band B4 .* did you mean "B04"'),
-        ([0], "no picture band 0"),
-        ([6], "no picture band 6"),
-        ([1, 2], r"bands \[1, 2\]"),
-    ],
-)
-def test_a_band_that_is_not_there_is_named(wanted, expected):
-    with pytest.raises(InputError, match=expected):
+@pytest.mark.parametrize("wanted", [["B4", "B03", "B02"], [0], [6], [1, 2]], ids=str)
+def test_a_band_that_is_not_there_is_named(wanted, said):
+    with pytest.raises(InputError) as error:
         find_bands(wanted, BANDS, 5)
+    said(error)
 
 
 def test_a_label_that_is_too_long_for_its_row_goes_on_below():

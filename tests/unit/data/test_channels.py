@@ -36,17 +36,11 @@ def test_photographs_may_be_read_as_gray_or_rgb():
     assert with_channels(config, data_of(1, bands=False)) is config
 
 
-@pytest.mark.parametrize(
-    ("said", "channels", "bands", "expected"),
-    [
-        (3, 13, True, r"in_chans=3.* 13 bands; choose 3 with .* if you gave it$"),
-        (4, 3, False, r"in_chans=4.* 8-bit photographs"),
-    ],
-)
-def test_a_contradiction_is_one_line(said, channels, bands, expected):
-    with pytest.raises(InputError, match=expected) as found:
-        with_channels(config_of(f"model.in_chans={said}"), data_of(channels, bands=bands))
-    assert "\n" not in str(found.value)
+@pytest.mark.parametrize(("asked", "channels", "bands"), [(3, 13, True), (4, 3, False)])
+def test_a_contradiction_is_one_line(asked, channels, bands, said):
+    with pytest.raises(InputError) as found:
+        with_channels(config_of(f"model.in_chans={asked}"), data_of(channels, bands=bands))
+    said(found)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "4097", "2.5"])

@@ -113,23 +113,24 @@ def test_joint_is_the_weighted_sum():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "geometry", "expected"),
+    ("name", "options", "geometry"),
     [
-        ("simmim", {"mask_unit": 3}, {}, "^mask_unit=3"),
-        ("simmim", {"mask_unit": 2}, {"img_size": (8, 8)}, "^mask_unit=2 covers"),
-        ("simmim", {"mask_unit": 1}, {"img_size": (4, 4)}, "^mask_unit=1 covers.*patch_size"),
-        ("supervised", {}, {"num_classes": 0}, "^name=.*labels"),
-        ("joint", {"mae": {"mask_ratio": 0.99}}, {}, "^mae.mask_ratio=0.99"),
-        ("mae", {"decode_ratio": 0.04}, {}, r"^decode_ratio=0.04.*0\.0833 to 1"),
-        ("mae", {"mask_unit": 4}, {"img_size": (56, 56)}, "^mask_unit=4.*14 x 14"),
-        ("mae", {"mask_unit": 4}, {}, "^mask_unit=4 covers"),
+        ("simmim", {"mask_unit": 3}, {}),
+        ("simmim", {"mask_unit": 2}, {"img_size": (8, 8)}),
+        ("simmim", {"mask_unit": 1}, {"img_size": (4, 4)}),
+        ("supervised", {}, {"num_classes": 0}),
+        ("joint", {"mae": {"mask_ratio": 0.99}}, {}),
+        ("mae", {"decode_ratio": 0.04}, {}),
+        ("mae", {"mask_unit": 4}, {"img_size": (56, 56)}),
+        ("mae", {"mask_unit": 4}, {}),
     ],
 )
-def test_what_does_not_fit_is_refused(name, options, geometry, expected):
+def test_what_does_not_fit_is_refused(name, options, geometry, said):
     section = OBJECTIVES[name].model_validate({"name": name, **options})
     num_classes = geometry.pop("num_classes", 5)
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match="=") as error:
         section.check(info_of(**geometry).geometry, num_classes)
+    said(error)
     OBJECTIVES["mae"].model_validate({"name": "mae"}).check(info_of().geometry, 0)
 
 

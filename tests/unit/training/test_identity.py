@@ -9,28 +9,20 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    "changed",
     [
-        (
-            {"data.fingerprint": "c", "data.mean": [0.3]},
-            "data.path: data/cats has other training images than before",
-        ),
-        (
-            dict.fromkeys(("data.fingerprint", "finetune.test_fingerprint"), "c") | {"train.steps": 3},
-            "data.path: data/cats has other training and test images than before; train.steps was unset, now 3",
-        ),
+        {"data.fingerprint": "c", "data.mean": [0.3]},
+        dict.fromkeys(("data.fingerprint", "finetune.test_fingerprint"), "c") | {"train.steps": 3},
         # Another option chose them.
-        (
-            {"data.fingerprint": "c", "data.mean": [0.3], "data.split": "all"},
-            "data.split was unset, now 'all'",
-        ),
-        ({"finetune.start_digest": "c"}, "--ckpt (the digest of its weights) was unset, now 'c'"),
+        {"data.fingerprint": "c", "data.mean": [0.3], "data.split": "all"},
+        {"finetune.start_digest": "c"},
         # The same images, normalized otherwise.
-        ({"data.mean": [0.3]}, "data.mean was [0.1], now [0.3]"),
+        {"data.mean": [0.3]},
     ],
+    ids=",".join,
 )
-def test_other_images_are_named_by_their_path(changed, expected):
+def test_other_images_are_named_by_their_path(changed, said):
     now = Identity({**SAVED, **changed}, frozenset(), data_path="data/cats")
     with pytest.raises(InputError) as refused:
         check_identity(SAVED, now, "runs/x", otherwise="give another run.name")
-    assert f": {expected}. Undo" in str(refused.value)
+    said(refused)

@@ -59,26 +59,18 @@ def broken(file):
 
 
 @pytest.mark.parametrize(
-    ("image", "expected"),
+    "image",
     [
-        ("https://key@example.org/a.png", r"^https://example\.org/a\.png is "),
-        (closed, "closed before"),
-        (broken, r"a\.png cannot be decoded"),
-        (lambda file: file.with_name("none.jpg"), r"none\.jpg: no such file"),
-        (Image.new("L", (32, 32), 200).convert("I"), 'mode "I"'),
-        (torch.rand(3, 8, 8).requires_grad_(), r"float32 \(3, 8, 8\)$"),
-        (TENSOR[None], r"uint8 \(1, 3, 40, 60\)$"),
-        (PIXELS / 255, r"float64 \(40, 60, 3\)$"),
-        (TENSOR.numpy(), r"uint8 \(3, 40, 60\)$"),
-        (PIXELS[:0], r"uint8 \(0, 60, 3\)$"),
-        (None, "NoneType$"),
-        ([PIXELS], "list$"),
+        *("https://key@example.org/a.png", closed, broken, lambda file: file.with_name("none.jpg")),
+        *(Image.new("I", (32, 32), 200), torch.rand(3, 8, 8).requires_grad_(), TENSOR[None], PIXELS / 255),
+        *(TENSOR.numpy(), PIXELS[:0], None, [PIXELS]),
     ],
 )
-def test_what_cannot_be_read_is_one_line(path, tmp_path, image, expected):
+def test_what_cannot_be_read_is_one_line(path, tmp_path, image, said):
     Image.fromarray(PIXELS).save(tmp_path / "a.png")
-    with pytest.raises(InputError, match=expected):
+    with pytest.raises(InputError) as error:
         mae_vit.load_encoder(path).transform(image(tmp_path / "a.png") if callable(image) else image)
+    said(error)
 
 
 def test_sixteen_bits_are_the_same_as_path_and_pil(path, tmp_path):
@@ -105,16 +97,12 @@ def test_deep_images_are_warned_of_once(path, tmp_path, capsys, highest, dark):
 
 
 @pytest.mark.parametrize(
-    ("images", "expected"),
-    [
-        ("a.png", "transform"),
-        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "transform"),
-        (torch.zeros(1, 3, 36, 32), r"\(B, 3, 32, 32\).*img_size="),
-    ],
+    "images", ["a.png", torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1, 3, 36, 32)]
 )
-def test_what_no_transform_has_made_is_refused(path, images, expected):
-    with pytest.raises(ValueError, match=expected):
+def test_what_no_transform_has_made_is_refused(path, images, said):
+    with pytest.raises(ValueError, match="transform") as error:
         mae_vit.load_encoder(path)(images)
+    said(error)
 
 
 def test_the_pooling_is_the_files_own(path, tmp_path):
@@ -138,7 +126,7 @@ def test_the_pooling_is_the_files_own(path, tmp_path):
             assert raw["finetune"].get("pool") == taken
 
 
-def test_another_size_interpolates_positions_and_odd_options_are_refused(path):
+def test_another_size_interpolates_positions_and_odd_options_are_refused(path, said):
     encoder = mae_vit.load_encoder(path, img_size=(48, 32))
     assert encoder.encoder.grid_size == (12, 8)
     # Nothing trains it, so features are plain numbers.
@@ -147,29 +135,24 @@ def test_another_size_interpolates_positions_and_odd_options_are_refused(path):
     path.write_bytes(encoder_bytes(fixed.build(), replace(INFO, geometry=fixed)))
     table = resample_abs_pos_embed(mae_vit.load_encoder(path).encoder.pos_embed, [12, 8], [8, 8])
     assert torch.equal(mae_vit.load_encoder(path, img_size=(48, 32)).encoder.pos_embed, table)
-    for options, line in (({"img_size": 34}, r"img_size=34.*patch_size=4.*32"), ({"pool": "max"}, '"max"')):
-        with pytest.raises(InputError, match=line):
+    for options in ({"img_size": 34}, {"pool": "max"}):
+        with pytest.raises(InputError) as error:
             mae_vit.load_encoder(path, **options)
+        said(error)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("key", "value"),
     [
-        {"num_heads": 0},
-        {"num_heads": 3},
-        {"patch_size": 0},
-        {"depth": "6"},
-        {"std": [0, 1, 1]},
-        {"pool": "max"},
+        *(("num_heads", 0), ("num_heads", 3), ("patch_size", 0), ("depth", "6"), ("std", [0, 1, 1])),
+        ("pool", "max"),
     ],
 )
-def test_damaged_metadata_are_one_line(path, changes):
-    save_file(load_file(path), path, metadata=to_metadata({**INFO.to_dict(), **changes}))
-    with pytest.raises(
-        InputError, match=rf"encoder.safetensors: its metadata .*{next(iter(changes))}"
-    ) as error:
+def test_damaged_metadata_are_one_line(path, key, value, said):
+    save_file(load_file(path), path, metadata=to_metadata({**INFO.to_dict(), key: value}))
+    with pytest.raises(InputError) as error:
         mae_vit.load_encoder(path)
-    assert "\n" not in str(error.value)
+    said(error)
 
 
 def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):

@@ -165,71 +165,56 @@ ADAPTER = {"base_model.model.encoder.layer.0.attention.query.lora_A.weight": tor
 FSDP = {"_fsdp_wrapped_module._flat_param": torch.zeros(9)}
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 EMPTY = {name: torch.empty(0) for name in NAMES}
-# What is refused, and a word of the remedy.
 REFUSED = {
-    "a web page": (lambda d: written(d, b"\n<!DOCTYPE html><html>"), "web page"),
-    "an error of a server": (lambda d: written(d, b'{"error": "Not Found"}'), "not a file of weights"),
-    "LFS": (lambda d: written(d, LFS, "a.safetensors"), "git lfs pull"),
-    "empty": (lambda d: written(d, b"", "a.safetensors"), "empty file"),
-    "an image": (lambda d: written(d, b"\xff\xd8\xff\xe0 0123456789"), "an image"),
-    "gzip": (lambda d: written(d, gzip.compress(b"weights")), "unpack it"),
-    "zip": (zipped, "unpack it"),
-    "a torch file packed again": (deflated, "is compressed"),
-    "tar": (tarred, "unpack it"),
-    "a torch file cut short": (lambda d: cut(d, "a.pth"), "cut short"),
-    "safetensors cut short": (lambda d: cut(d, "a.safetensors"), "cut short"),
-    "JAX": (jax, "timm:vit_base"),
-    "TorchScript": (script, "TorchScript"),
-    "one of two files": (
-        lambda d: sharded(d, "safetensors") / "model-00001-of-00002.safetensors",
-        "one of 2",
+    "a web page": lambda d: written(d, b"\n<!DOCTYPE html><html>"),
+    "an error of a server": lambda d: written(d, b'{"error": "Not Found"}'),
+    "LFS": lambda d: written(d, LFS, "a.safetensors"),
+    "empty": lambda d: written(d, b"", "a.safetensors"),
+    "an image": lambda d: written(d, b"\xff\xd8\xff\xe0 0123456789"),
+    "gzip": lambda d: written(d, gzip.compress(b"weights")),
+    "zip": zipped,
+    "a torch file packed again": deflated,
+    "tar": tarred,
+    "a torch file cut short": lambda d: cut(d, "a.pth"),
+    "safetensors cut short": lambda d: cut(d, "a.safetensors"),
+    "JAX": jax,
+    "TorchScript": script,
+    "one of two files": lambda d: sharded(d, "safetensors") / "model-00001-of-00002.safetensors",
+    "ZeRO-3": lambda d: deepspeed(d, "zero_pp_rank_0_mp_rank_00_model_states.pt", EMPTY),
+    "FSDP": lambda d: saved(d, FSDP),
+    "a distributed checkpoint": distributed,
+    "int8": lambda d: cast(d, torch.int8),
+    "float8": lambda d: cast(d, torch.float8_e4m3fn),
+    "an adapter": lambda d: saved(d, ADAPTER, "adapter_model.safetensors"),
+    "an adapter in its network": lambda d: saved(
+        d, {**TENSORS, "blocks.0.attn.qkv.lora_A.default.weight": torch.zeros(8, 128)}
     ),
-    "ZeRO-3": (
-        lambda d: deepspeed(d, "zero_pp_rank_0_mp_rank_00_model_states.pt", EMPTY),
-        "zero_to_fp32.py",
+    "NumPy by torch": lambda d: saved(d, {"model": {name: value.numpy() for name, value in TENSORS.items()}}),
+    "NumPy by pickle": lambda d: written(
+        d, pickle.dumps({name: value.numpy() for name, value in TENSORS.items()})
     ),
-    "FSDP": (lambda d: saved(d, FSDP), "FULL_STATE_DICT"),
-    "a distributed checkpoint": (distributed, "dcp_to_torch"),
-    "int8": (lambda d: cast(d, torch.int8), "is int8"),
-    "float8": (lambda d: cast(d, torch.float8_e4m3fn), "is float8_e4m3fn"),
-    "an adapter": (lambda d: saved(d, ADAPTER, "adapter_model.safetensors"), "merge_and_unload"),
-    "an adapter in its network": (
-        lambda d: saved(d, {**TENSORS, "blocks.0.attn.qkv.lora_A.default.weight": torch.zeros(8, 128)}),
-        "merge_and_unload",
-    ),
-    "NumPy by torch": (
-        lambda d: saved(d, {"model": {name: value.numpy() for name, value in TENSORS.items()}}),
-        "named tensors",
-    ),
-    "NumPy by pickle": (
-        lambda d: written(d, pickle.dumps({name: value.numpy() for name, value in TENSORS.items()})),
-        "not a file of weights",
-    ),
-    "a list": (lambda d: saved(d, [*TENSORS.values()]), "a list"),
-    "an optimizer": (lambda d: saved(d, {"epoch": 3, "optimizer": adam()}), "optimizer"),
-    "ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx"), "a program"),
-    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "not a run folder"),
-    "no tensors": (lambda d: saved(d, {"epoch": 3}), "named tensors"),
-    "sparse": (
-        lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
-        "norm.weight is sparse_coo",
-    ),
+    "a list": lambda d: saved(d, [*TENSORS.values()]),
+    "an optimizer": lambda d: saved(d, {"epoch": 3, "optimizer": adam()}),
+    "ONNX": lambda d: written(d, b"\x08\x0a", "a.onnx"),
+    "a folder of ONNX": lambda d: written(d, b"\x08\x0a", "a.onnx").parent,
+    "no tensors": lambda d: saved(d, {"epoch": 3}),
+    "sparse": lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_and_why(tmp_path, kind):
-    write, expected = REFUSED[kind]
-    path = write(tmp_path)
-    with pytest.raises(InputError, match=expected) as error:
-        read_weights(str(path))
+def test_what_is_refused_and_why(tmp_path, kind, said):
+    with pytest.raises(InputError) as error:
+        read_weights(str(REFUSED[kind](tmp_path)))
+    said(error)
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_file_of_several_is_named(tmp_path):
+def test_a_missing_file_of_several_is_named(tmp_path, said):
     (sharded(tmp_path, "bin") / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(InputError, match=r"pytorch_model-00002-of-00002\.bin"):
+    with pytest.raises(InputError) as error:
         read_weights(str(tmp_path))
+    said(error)
 
 
 def test_positions_without_the_class_tokens_row_are_the_same_function(tmp_path):
@@ -261,21 +246,14 @@ def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lost", "line"),
-    [
-        ("blocks.5.norm2.weight", " blocks.5.norm2.weight;"),
-        ("norm.", " norm.weight, norm.bias;"),
-        ("fc_norm.bias", " fc_norm.bias;"),
-        ("blocks.0.", "block 0 of 6"),
-        ("blocks.3.", "block 3 of 6"),
-        ("pos_embed", "no pos_embed"),
-    ],
+    "lost", ["blocks.5.norm2.weight", "norm.", "fc_norm.bias", "blocks.0.", "blocks.3.", "pos_embed"]
 )
-def test_an_encoder_that_lacks_a_tensor_gives_no_features(tmp_path, lost, line):
+def test_an_encoder_that_lacks_a_tensor_gives_no_features(tmp_path, lost, said):
     behind = {f"fc_{name}": TENSORS[name] for name in ("norm.weight", "norm.bias") if lost.startswith("fc_")}
     left = {name: value for name, value in (TENSORS | behind).items() if not name.startswith(lost)}
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError) as error:
         load_encoder(saved(tmp_path, left))
+    said(error)
 
 
 def test_what_others_keep_elsewhere_or_compute_is_not_missing(tmp_path):

@@ -126,47 +126,43 @@ def test_a_rounded_fixed_table_is_a_fixed_table(tmp_path, dtype):
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"patch_size": 8}, "patch_size is 4 .*model.patch_size=8"),
-        ({"embed_dim": 32}, "embed_dim is 64 .*model.embed_dim=32"),
-        ({"depth": 2}, "depth is 3 .*model.depth=2"),
-        ({"depth": 4}, "depth is 3 .*model.depth=4"),
-        ({"mlp_ratio": 2.0}, r"blocks\.0\.mlp\.fc1\.weight is"),
-        (None, r"\d+% of"),
-    ],
+    "changes",
+    [{"patch_size": 8}, {"embed_dim": 32}, {"depth": 2}, {"depth": 4}, {"mlp_ratio": 2.0}, None],
+    ids=str,
 )
-def test_another_geometry_is_named_and_half_a_file_is_another_models(tmp_path, changes, expected):
+def test_another_geometry_is_named_and_half_a_file_is_another_models(tmp_path, changes, said):
     model = official(tmp_path / "mae.pth", decoder=False)
     if changes is None:
         torch.save({name: v for name, v in model.items() if ".mlp." not in name}, tmp_path / "mae.pth")
-    with pytest.raises(InputError, match=expected):
+    with pytest.raises(InputError) as error:
         load_weights(
             read_weights(str(tmp_path / "mae.pth")),
             encoder_of(**{"pos_embed": "learnable", **(changes or {})}),
         )
+    said(error)
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    "name",
     [
-        ("nowhere", "run folder"),
-        ("https://host/a.pth", "^https://host/a.pth is"),
-        ("facebook/vit-mae-base", '"hf:facebook/vit-mae-base"'),
-        ("vit_base_patch16_224.mae", '"timm:vit_base_patch16_224.mae"'),
-        ("emtpy", '/empty"'),
-        ("empty", "encoder.safetensors"),
-        ("timm:vit_base_patch16_225", '"vit_base_patch16_224"'),
-        ("timm:vit_tiny_patch16_224.nope", r"vit_tiny_patch16_224\.augreg_in21k"),
-        ("timm:test_vit", "hf download timm/test_vit"),
+        *(
+            "nowhere",
+            "https://host/a.pth",
+            "facebook/vit-mae-base",
+            "vit_base_patch16_224.mae",
+            "emtpy",
+            "empty",
+        ),
+        *("timm:vit_base_patch16_225", "timm:vit_tiny_patch16_224.nope", "timm:test_vit"),
     ],
 )
-def test_what_is_not_there_has_a_hint(tmp_path, monkeypatch, name, hint):
+def test_what_is_not_there_has_a_hint(tmp_path, monkeypatch, name, said):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a network
     (tmp_path / "empty").mkdir()
     elsewhere = "/" in name or name.startswith(("vit_", "timm:"))
-    with pytest.raises(InputError, match=hint):
+    with pytest.raises(InputError) as error:
         read_weights(name if elsewhere else str(tmp_path / name))
+    said(error)
 
 
 @pytest.fixture
@@ -192,15 +188,14 @@ def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    "name",
     [
-        ("vit_base_patch32_clip_quickgelu_224", "activation is QuickGELU"),
-        ("vit_base_patch32_clip_224", "eps 1e-05"),
-        ("vit_base_patch16_rpn_224", "blocks are ResPostBlock"),
-        ("vit_base_patch16_18x2_224", "blocks are ParallelThingsBlock"),
+        *("vit_base_patch32_clip_quickgelu_224", "vit_base_patch32_clip_224", "vit_base_patch16_rpn_224"),
+        "vit_base_patch16_18x2_224",
     ],
 )
-def test_timm_models_that_compute_something_else_are_refused(fresh_timm, name, expected):
+def test_timm_models_that_compute_something_else_are_refused(fresh_timm, name, said):
     # Large ones, and none of their numbers is needed.
-    with torch.device("meta"), pytest.raises(InputError, match=expected):
+    with torch.device("meta"), pytest.raises(InputError) as error:
         read_weights(f"timm:{name}")
+    said(error)

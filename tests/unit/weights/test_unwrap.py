@@ -228,54 +228,47 @@ def test_a_model_of_torchvision(tmp_path):
         torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
 
 
-# What computes something else, and a word of the reason.
+# What computes something else.
 REFUSED = {
-    "DINOv2": (lambda: of_transformers("Dinov2").state_dict(), "blocks.0.layer_scale1.lambda1"),
-    "BEiT": (lambda: of_transformers("Beit").state_dict(), "blocks.0.lambda_1"),
-    "distilled": (lambda: of_transformers("DeiT").state_dict(), "distilled"),
-    "layer scale": (lambda: network(init_values=0.1).state_dict(), "blocks.0.ls1.gamma"),
-    "registers": (lambda: network(reg_tokens=4).state_dict(), "reg_token"),
-    "no class token": (lambda: network(class_token=False, global_pool="avg").state_dict(), "no class token"),
-    "norm before": (lambda: network(pre_norm=True).state_dict(), "norm_pre.weight"),
-    "norm of queries": (lambda: network(qk_norm=True).state_dict(), "blocks.0.attn.q_norm.weight"),
-    "a CNN": (lambda: timm.create_model("resnet18").state_dict(), "conv1.weight"),
-    "of several dates": (
-        lambda: {**network().state_dict(), "patch_embed.proj.weight": torch.zeros(8, 6, 3, 4, 4)},
-        "several images",
-    ),
-    "two": (
-        lambda: below("left.", network().state_dict()) | below("right.", network().state_dict()),
-        "some.pth@model.left",
-    ),
+    "DINOv2": lambda: of_transformers("Dinov2").state_dict(),
+    "BEiT": lambda: of_transformers("Beit").state_dict(),
+    "distilled": lambda: of_transformers("DeiT").state_dict(),
+    "layer scale": lambda: network(init_values=0.1).state_dict(),
+    "registers": lambda: network(reg_tokens=4).state_dict(),
+    "no class token": lambda: network(class_token=False, global_pool="avg").state_dict(),
+    "norm before": lambda: network(pre_norm=True).state_dict(),
+    "norm of queries": lambda: network(qk_norm=True).state_dict(),
+    "a CNN": lambda: timm.create_model("resnet18").state_dict(),
+    "of several dates": lambda: {
+        **network().state_dict(),
+        "patch_embed.proj.weight": torch.zeros(8, 6, 3, 4, 4),
+    },
+    "two": lambda: below("left.", network().state_dict()) | below("right.", network().state_dict()),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
-    build, reason = REFUSED[kind]
-    torch.save({"model": build()}, tmp_path / "some.pth")
-    with pytest.raises(InputError, match=re.escape(reason)) as error:
+def test_what_computes_something_else_is_refused_by_name(tmp_path, kind, said):
+    torch.save({"model": REFUSED[kind]()}, tmp_path / "some.pth")
+    with pytest.raises(InputError) as error:
         mae_vit.load_encoder(tmp_path / "some.pth")
-    assert "\n" not in str(error.value)
-    assert ('"frozen:timm:NAME@FILE.safetensors"' in str(error.value)) == (
-        kind not in ("two", "of several dates")
-    )
+    said(error)
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    "config",
     [
-        ({**THEIRS, "hidden_act": "quick_gelu"}, "quick_gelu"),
-        ({**THEIRS, "layer_norm_eps": 1e-5}, "eps 1e-05"),
-        ({"architecture": "vit_base_patch32_clip_quickgelu_224"}, "QuickGELU"),
-        ({"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}}, "act_layer is silu"),
+        *({**THEIRS, "hidden_act": "quick_gelu"}, {**THEIRS, "layer_norm_eps": 1e-5}),
+        {"architecture": "vit_base_patch32_clip_quickgelu_224"},
+        {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}},
     ],
 )
 def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):
     save_file(network().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError) as error:
         mae_vit.load_encoder(tmp_path)
+    said(error)
 
 
 @pytest.mark.parametrize("size", [(32, 128), (64, 128), (192, 224)])

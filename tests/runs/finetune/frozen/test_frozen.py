@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -167,7 +168,7 @@ def test_names_that_are_no_utf_8_lose_no_result(call, tmp_path):
     assert [line.partition(",")[0] for line in lines[1:]] == [rf"caf\udce9{n}" for n in range(8)]
 
 
-def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_path, capsys):
+def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_path, capsys, said):
     """Data and weights may move, and what changes no score may change."""
     data = shutil.copytree(digits, tmp_path / "data")
     weights = shutil.copytree(pretrained, tmp_path / "weights")
@@ -181,13 +182,12 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
     save_file({name: value + 1 for name, value in tensors.items()}, other, header)
     with description(data) as described:
         described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
-    for words, ckpt, key in (
-        (["finetune.neighbors=7"], pretrained, "finetune.neighbors"),
-        ([], other, "--ckpt (the digest"),
-        ([f"data.path={data}"], pretrained, f"data.path: {data} has other training images"),
+    for words, ckpt in (
+        *((["finetune.neighbors=7"], pretrained), ([f"data.path={data}"], pretrained)),
+        ([], other),
     ):
         assert call(KNN, *words, ckpt=ckpt) == 2
-        assert key in one_line(capsys)
+        said(re.sub("[0-9a-f]{12,}", "DIGEST", one_line(capsys)))
 
 
 def test_a_plan_reads_the_run_behind_its_url(call, pretrained, scored, tmp_path, monkeypatch, capsys):
@@ -261,20 +261,19 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
     assert not any((tmp_path / "run" / name).exists() for name in ("results.json", "predictions.csv"))
 
 
-def test_a_norm_that_does_not_fit_is_one_line(call, shared, pretrained, tmp_path, capsys):
+def test_a_norm_that_does_not_fit_is_one_line(call, shared, pretrained, tmp_path, capsys, said):
     tensors = load_file(shared(ckpt=pretrained).folder / "model.safetensors")
     # Official files tell no geometry.
     torch.save({"model": tensors}, tmp_path / "whole.pth")
     del tensors["fc_norm.bias"]
     torch.save({"model": tensors}, tmp_path / "half.pth")
     sizes = [option for option in TINY if "img_size" not in option and "embed_dim" not in option]
-    for file, width, named in (("whole", 32, "embed_dim"), ("half", 16, "fc_norm.bias")):
+    for file, width in (("whole", 32), ("half", 16)):
         words = [KNN, "finetune.pool=mean", *sizes, f"model.embed_dim={width}"]
         (tmp_path / file).mkdir()
         assert call(*words, "--resume", "never", ckpt=tmp_path / f"{file}.pth", name=file) == 2
         assert not (tmp_path / f"{file}.1").exists()
-        line = one_line(capsys)
-        assert named in line or str(tmp_path / "whole.pth") in line
+        said(one_line(capsys))
 
 
 def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, scored, monkeypatch, capsys):

@@ -227,14 +227,12 @@ def test_every_option_changes_the_layer_and_an_equal_run_does_not(probe, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    "words",
     [
-        (["train.effective_batch_size=512", "--same-batch"], "larger than"),
-        (["optim.min_lr=0.02"], "optim.min_lr=0.02"),
-        (["train.effective_batch_size=1"], "2 images or more"),
-        (["finetune.lr_factors=[1.0e+39]"], "finetune.lr_factors=[1e+39]"),
+        *("train.effective_batch_size=512 --same-batch", "train.effective_batch_size=1"),
+        *("optim.min_lr=0.02", "finetune.lr_factors=[1.0e+39]"),
     ],
 )
-def test_bad_settings_are_one_line(probe, capsys, arguments, named):
-    assert probe(*arguments) == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
+def test_bad_settings_are_one_line(probe, capsys, words, said):
+    assert probe(*words.split()) == 2
+    said(capsys.readouterr().err.splitlines()[-1])

@@ -63,23 +63,20 @@ def test_a_program_keeps_any_read_out(path, tmp_path):
     close(program(IMAGES), mae_vit.load_encoder(path)(IMAGES))
 
 
-def test_forms_that_cannot_say_so(path, tmp_path, capsys):
+def test_forms_that_cannot_say_so(path, tmp_path, capsys, said):
     classifier = tmp_path / "tuned" / "model.safetensors"
     classifier_file(classifier, pool="mean", class_tokens=4)
     tensors = load_file(classifier)
     assert tensors["reg_token"].shape == (1, 3, 32)
-    for weights, form, reason in (
-        (path, "official", "one class token, not 4"),
-        (classifier, "hf", "--to torch"),
-    ):
+    for weights, form in ((path, "official"), (classifier, "hf")):
         out = tmp_path / form
         assert export(weights, "--to", form, "--out", out) == 2
-        assert reason in capsys.readouterr().err
+        said(capsys.readouterr().err)
         assert not out.exists()
     by_cls = tmp_path / "by_cls" / "model.safetensors"
     classifier_file(by_cls, pool="cls", class_tokens=4)
     assert export(by_cls, "--to", "timm", "--out", tmp_path / "out") == 2
-    assert "4 class tokens" in capsys.readouterr().err
+    said(capsys.readouterr().err)
     assert export(classifier, "--to", "timm", "--out", tmp_path / "out") == 0
 
 

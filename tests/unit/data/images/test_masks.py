@@ -62,18 +62,20 @@ def gray_of_two_bits() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    "data",
     [
-        (encoded(Image.fromarray(np.zeros((4, 4, 3), np.uint8)), "png"), "RGB"),
-        (encoded(Image.fromarray(IDS.astype(np.uint8)), "jpeg"), "not a PNG"),
-        (gray_of_two_bits(), "2 bits"),
-        (encoded(Image.fromarray(IDS.astype(np.uint8)), "png")[:-40], "trunc|broken|incomplete"),
+        encoded(Image.fromarray(np.zeros((4, 4, 3), np.uint8)), "png"),
+        encoded(Image.fromarray(IDS.astype(np.uint8)), "jpeg"),
+        gray_of_two_bits(),
     ],
-    ids=["colors", "JPEG", "2 bits", "cut short"],
+    ids=["colors", "JPEG", "2 bits"],
 )
-def test_anything_else_is_refused(data, reason):
-    with pytest.raises(DecodeError, match=reason):
+def test_anything_else_is_refused(data, said):
+    with pytest.raises(DecodeError) as error:
         decode_mask(data)
+    said(error)
+    with pytest.raises(DecodeError, match=r"trunc|broken|incomplete"):
+        decode_mask(encoded(Image.fromarray(IDS.astype(np.uint8)), "png")[:-40])
 
 
 def test_ids_become_classes():

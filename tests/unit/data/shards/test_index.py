@@ -37,19 +37,19 @@ def test_members_as_tarfile_sees_them(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    "change",
     [
-        (lambda data: data[:1200], "passes the end|truncated"),
-        (lambda data: data[:100] + b"\xff" + data[101:], "checksum at offset 0"),
-        (lambda data: b"\x1f\x8b" + data[2:], "compressed"),
-        (lambda data: b"", "empty file"),
+        *(lambda data: data[:1200], lambda data: data[:100] + b"\xff" + data[101:]),
+        *(lambda data: b"\x1f\x8b" + data[2:], lambda data: b""),
     ],
+    ids=["cut short", "checksum", "compressed", "empty"],
 )
-def test_damage_is_an_error_with_its_place(tmp_path, change, expected):
+def test_damage_is_an_error_with_its_place(tmp_path, change, said):
     write_tar(tmp_path / "t.tar", [("a/1.jpg", b"x" * 2000)])
     (tmp_path / "t.tar").write_bytes(change((tmp_path / "t.tar").read_bytes()))
-    with pytest.raises(DamagedTar, match=expected):
+    with pytest.raises(DamagedTar) as error:
         list(walk_tar(tmp_path / "t.tar"))
+    said(error)
 
 
 @pytest.mark.parametrize(
