@@ -270,7 +270,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipes": lambda: recipes()[0],
     "recipes-of-papers": lambda: recipes()[1],
     "encoders": encoders,
-    "study_recipes": lambda: compared("study_recipes").replace("test %", "held-out %"),
+    **{n: lambda n=n: compared(n).replace("test %", "held-out %") for n in ("study_recipes", "ladder")},
     "step": step,
     "loader": loader,
     "bands-loader": bands_loader,
