@@ -76,10 +76,9 @@ def _read_environment() -> Ranks:
     try:
         rank, world_size, local_rank = (int(environ[name]) for name in names)
         local_world_size = int(on_node)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError):
         raise InputError(
-            f"{marker} is set, but the launcher's environment is incomplete ({error}); unset {marker} to run one "
-            "process"
+            f"{marker} is set, but not all of {', '.join(names)} are numbers; unset {marker} to run one process"
         ) from None
     # deepspeed/launcher/launch.py sets CROSS_SIZE, the number of nodes; torchrun and srun do not.
     return Ranks(rank, world_size, local_rank, local_world_size, under_deepspeed="CROSS_SIZE" in environ)

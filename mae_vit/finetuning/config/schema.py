@@ -151,7 +151,7 @@ class FinetuneConfig(Config):
         if self.finetune.mode == "linear_probe" and (ignored := unused_options(self, self.mode)):
             raise ValueError(
                 'finetune.mode="linear_probe" trains one layer on fixed features, and takes no '
-                f"{', '.join(ignored)}; leave that out, or give the config linear_probe_cifar_tiny"
+                f"{', '.join(ignored)}; leave that out (the config linear_probe_cifar_tiny has none of it)"
             )
         if self.mode.trains == "head" and self.optim.name == "lars" and self.finetune.head_init != "zero":
             raise ValueError("finetune.head_init has no effect on a probe with optim.name=lars; leave it out")
