@@ -3,7 +3,7 @@
 #
 #   sbatch --gpus-per-node=1 --cpus-per-task=12 slurm/doctor.sh CONFIG [key=value ...]
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 \
-#       slurm/doctor.sh configs/pretrain/mae_base.yaml data.path=/shared/imagenet
+#       slurm/doctor.sh configs/pretrain/mae_base.yaml data.path=data/imagenet
 #
 # Use the same sizes as for the run. Settings of the cluster: slurm/site.sh.
 #SBATCH --job-name=mae-vit-doctor
