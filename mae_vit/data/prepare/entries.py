@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
+from mae_vit.core.progress import progress
+from mae_vit.data.images.bounds import DecodeError
 from mae_vit.data.shards.dataset_json import Dataset, Segmentation
 from mae_vit.data.shards.samples import label_number
 
@@ -123,6 +126,20 @@ def raise_if_passing(path: str, error: Exception) -> None:
         raise InputError(
             f"{path} cannot be read: {error_reason(error)}; prepare again, or remove the file if it stays so"
         ) from None
+
+
+def digests_of(entries: Sequence[Entry], name: str) -> list[bytes | None]:
+    """Returns a hash of each image's bytes; None if it cannot be read, which is reported when it is converted."""
+    bar = progress(entries, desc=f"comparing {name}", unit=" images", delay=2, leave=False)
+    return list(map(_digest, bar))
+
+
+def _digest(entry: Entry) -> bytes | None:
+    try:
+        return hashlib.sha256(entry.read()).digest()
+    except (DecodeError, OSError) as error:
+        raise_if_passing(entry.path, error)
+        return None
 
 
 def unique_key(name: str, taken: dict[str, int]) -> str:

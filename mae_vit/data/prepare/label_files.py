@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -10,17 +9,15 @@ from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.progress import progress
 from mae_vit.core.user_files import split_told
-from mae_vit.data.images.bounds import DecodeError
 from mae_vit.data.prepare.columns import find_all, read_columns
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
     SourceOptions,
     classes_of_cells,
+    digests_of,
     ordered_classes,
-    raise_if_passing,
     unique_key,
 )
 from mae_vit.data.prepare.label_lists import Names, several_fit
@@ -150,8 +147,7 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     if left_out := {entry.path: f"of split {entry.split}" for entry in others}:
         notes.append(f"left out {count_of(len(left_out), 'image')} of {spec} in folders of other splits")
     labeled = [entry for source in sources for entry in source.entries]
-    bar = progress([*labeled, *entries], desc=f"comparing {found.name}", unit=" images", delay=2, leave=False)
-    digests = list(map(_digest, bar))
+    digests = digests_of([*labeled, *entries], found.name)
     known = set(digests[: len(labeled)]) - {None}
     fresh, copies = list[Entry](), list[Entry]()
     for entry, digest in zip(entries, digests[len(labeled) :], strict=True):
@@ -166,12 +162,3 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     taken = {entry.key: 2 for entry in labeled}
     keyed = [replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken)) for entry in fresh]
     return replace(found, entries=keyed, notes=tuple(notes), left_out={**found.left_out, **left_out})
-
-
-def _digest(entry: Entry) -> bytes | None:
-    """Returns a hash of an image's bytes; None if it cannot be read, which is reported when it is converted."""
-    try:
-        return hashlib.sha256(entry.read()).digest()
-    except (DecodeError, OSError) as error:
-        raise_if_passing(entry.path, error)
-        return None

@@ -23,6 +23,7 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.bands import shared_layout
 from mae_vit.data.prepare.convert import Conversion, Converted, as_before, convert_entries
+from mae_vit.data.prepare.copies import Copies
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note, without_damaged_masks
@@ -93,7 +94,7 @@ def prepare(
     segmentation = agreed_segmentation(sources, masked.segmentation if masked else None)
     exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
     dataset = existing.model_copy(update={"splits": remaining}) if existing and remaining else None
-    unreadable, conversions = list[str](), Counter[str]()
+    copies, unreadable, conversions = Copies.of(by_split, selection), list[str](), Counter[str]()
     notes = [note for source in (*sources, *selection.extra) for note in source.notes]
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
@@ -110,7 +111,9 @@ def prepare(
         # and our own order `blocks`, would see one class at a time.
         order = permute(np.arange(len(chosen)), len(chosen), derive_key(_SEED, RngStream.PREPARE, 0))
         mixed = without_damaged_masks((chosen[number] for number in order), unreadable)
-        images = convert_entries(mixed, kept, workers, doing, unreadable, count=len(chosen))
+        images = copies.passed(
+            convert_entries(mixed, kept, workers, doing, unreadable, count=len(chosen)), split
+        )
         try:
             with closing(images):
                 _write_split(writer, images, classes, statistics, leaves_out, segmentation, unreadable)
@@ -132,7 +135,8 @@ def prepare(
             notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
     left_out = [item for source in (*sources, *selection.extra) for item in source.left_out.items()]
-    return Report(dataset, written, unreadable, notes + dataset_notes(dataset), conversions, left_out)
+    notes += copies.notes() + dataset_notes(dataset)
+    return Report(dataset, written, unreadable, notes, conversions, left_out + copies.left_out())
 
 
 def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, ImageSource]]:

@@ -73,13 +73,13 @@ def test_val_and_test_stay_whole():
 
 @pytest.fixture
 def source(tmp_path):
-    pictures = [encoded(picture(n, (8, 8)), "png") for n in range(4)]
-    files = {
-        f"{split}/{name}/{number}.{name}.png": pictures[number]
+    names = [
+        f"{split}/{name}/{number}.{name}.png"
         for split in ("train", "test")
         for name in ("cat", "dog")
         for number in range(4)
-    }
+    ]
+    files = {name: encoded(picture(number, (8, 8)), "png") for number, name in enumerate(names)}
     return write_files(tmp_path / "src", files)
 
 
@@ -107,3 +107,21 @@ def test_choices_are_written_down_and_a_second_val_is_refused(source, call):
     assert (test.fraction, test.holdout) == (None, None)
     (source / "test").rename(source / "val")
     assert call(source, options="--holdout 1/4", out="c").code == 2
+
+
+@pytest.mark.parametrize(("options", "held_out"), [("--holdout 1/2", "val"), ("", "test")])
+def test_training_images_that_are_held_out_too_are_left_out_or_told_of(call, said, options, held_out):
+    pairs = {
+        f"train/cat/{n}{name}.png": encoded(picture(n, (8, 8)), "png") for n in range(6) for name in "ab"
+    }
+    others = {f"train/dog/{n}.png": encoded(picture(9 + n, (8, 8)), "png") for n in range(4)}
+    given = {} if options else {"test/cat/new.png": encoded(picture(3, (8, 8)), "png")}
+    result = call(pairs | others | given, options=options)
+    said(result.text)
+    train, measured = (
+        {tuple(sorted(image.items())) for image in result.images(s).values()} for s in ("train", held_out)
+    )
+    assert bool(train & measured) is not bool(options), (
+        "a draw of ours has no copies; given splits stay as they are"
+    )
+    assert result.dataset.splits[held_out].class_counts == ([6, 2] if options else [1, 0]), "it stays whole"

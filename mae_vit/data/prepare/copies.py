@@ -1,0 +1,57 @@
+"""Finds training images that the held-out splits have too, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mae_vit.core.messages import count_of
+from mae_vit.data.prepare.convert import Converted
+from mae_vit.data.prepare.entries import Entry, digests_of
+from mae_vit.data.prepare.selection import MEASURED, Selection
+
+
+@dataclass
+class Copies:
+    """The held-out images' hashes, and the training images that are the same files.
+
+    They are left out if the held-out images are our draw. Given splits stay as they are, since others use them too.
+    """
+
+    splits: Sequence[str]
+    digests: frozenset[bytes | None]
+    drawn: bool
+    paths: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, by_split: Mapping[str, Sequence[Entry]], selection: Selection) -> Copies:
+        """Reads the held-out images, if there are others to compare with."""
+        splits = [split for split in MEASURED if split in by_split and "train" in by_split]
+        held_out = [entry for split in splits for entry in by_split[split]]
+        digests = frozenset(digests_of(held_out, "held-out images"))
+        return cls(splits, digests, selection.holdout is not None)
+
+    def passed(
+        self, images: Iterator[tuple[Entry, bytes, Converted]], split: str
+    ) -> Iterator[tuple[Entry, bytes, Converted]]:
+        """Passes on the images of a split without its copies, or with them where the splits are given."""
+        for entry, data, image in images:
+            copied = split == "train" and self.digests and hashlib.sha256(data).digest() in self.digests
+            if copied:
+                self.paths.append(entry.path)
+            if not (copied and self.drawn):
+                yield entry, data, image
+
+    def notes(self) -> list[str]:
+        """Words the count."""
+        if not self.paths:
+            return []
+        count, others = count_of(len(self.paths), "image"), " or ".join(self.splits)
+        if self.drawn:
+            return [f"left out {count} of train that {others} has too"]
+        return [f"warning: train and {others} have {count} in common, so accuracies will be too high"]
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """Returns the paths that were left out, and why."""
+        return [(path, f"{' or '.join(self.splits)} has it too") for path in self.paths if self.drawn]
