@@ -27,7 +27,7 @@ class OptimSection(Section):
     """The optimizer and its learning rate: a linear warm-up, then half a cosine (MAE Sec. A.1).
 
     Attributes:
-        name: optimizer.
+        name: optimizer; `muon` takes query, key and value weights as one matrix, as timm stores them.
         blr: learning rate per 256 samples of effective batch (MAE Sec. A.1); give either `blr` or `lr`.
         lr: peak learning rate.
         min_lr: learning rate at the end.

@@ -133,7 +133,7 @@ def inspect(
             samples = draw_samples(data, count=images, encoder=subject.model.info, split=split)
             samples = replace(samples, picture_bands=subject.picture_bands)
             # The data's bands, which mark missing values.
-            subject.model.info = replace(subject.model.info, bands=samples.bands)
+            subject.model.input = replace(subject.model.input, bands=samples.bands)
             if subject.objective is not None:
                 subject.objective.bands = samples.bands
             folder = partial / side if len(subjects) > 1 else partial

@@ -139,7 +139,7 @@ class MAE(Objective):
     def squared_error(
         self, images: Tensor, prediction: Tensor, ids: Tensor | None = None, valid: Tensor | None = None
     ) -> Tensor:
-        """Computes the squared errors, for training, held-out images and `masked_mse`.
+        """Computes the squared errors, for training, held-out images and exports.
 
         The loss is their mean over masked patches only (MAE Sec. 3). Errors of missing values are meaningless:
         `mae_vit.objectives.reconstruction.weigh` leaves them out.
@@ -147,14 +147,6 @@ class MAE(Objective):
         """
         target, _, _ = self.targets(images, ids, valid)  # (B, N or M, P*P*C)
         return (prediction.float() - target).square()
-
-    def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
-        """Computes the loss from predictions of all patches, for comparison with other code, not for training.
-
-        (B, C, H, W), (B, N, P*P*C), (B, N) with 1 = masked and counted -> scalar float32.
-        """
-        error = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
-        return (error * mask).sum() / mask.sum()
 
     def targets(
         self, images: Tensor, ids: Tensor | None = None, valid: Tensor | None = None

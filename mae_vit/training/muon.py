@@ -37,7 +37,8 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 class Muon(torch.optim.AdamW):
     """Muon for the groups that have `matrices=True`, AdamW for the others.
 
-    A matrix keeps its momentum as `exp_avg`, and no second moment.
+    A matrix keeps its momentum as `exp_avg`, and no second moment. Query, key and value weights are one matrix, as timm
+    stores them, where Jordan takes three.
     """
 
     def __init__(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 from torch import Tensor, nn
@@ -164,13 +165,11 @@ def load_features(weights: Weights, encoder: Encoder) -> tuple[LoadReport, nn.Mo
     mean of the patch tokens have `fc_norm` after the mean instead (official MAE code). Returns the report, and the norm
     after the pooling (the identity if there is none). Raises InputError if the weights do not match, or lack a tensor.
     """
-    if not encoder.has_final_norm:
-        report = load_weights(weights, encoder)
-        check_complete(weights, report.random)
-        return report, nn.Identity()
-    after_pool = any(name.startswith("fc_norm.") for name in weights.tensors)
-    norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
-    encoder.norm, fc_norm = (nn.Identity(), norm) if after_pool else (norm, nn.Identity())
+    after_pool = any(name.startswith("fc_norm.") for name in {*weights.tensors} - {*encoder.weights()})
+    norm, none = nn.LayerNorm(encoder.embed_dim, eps=1e-6), nn.Identity()
+    fc_norm = norm if after_pool else none
+    if encoder.has_final_norm:
+        encoder.norm = none if after_pool else norm
     report = load_weights(weights, encoder)
     names = [f"fc_norm.{name}" for name in fc_norm.state_dict()]
     check_complete(weights, [*report.random, *(name for name in names if name not in weights.tensors)])
@@ -221,6 +220,7 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
     tensors = weights.tensors
     try:
         embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
+        _, class_tokens, _ = tensors["cls_token"].shape
         positions = with_class_position(tensors["pos_embed"], weights.grid)[0]
         mlp_width = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     except KeyError as error:
@@ -232,7 +232,7 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
                 f"{weights.source}: its patches span several images, as in video; give an encoder of single images"
             ) from None
         raise another_kind(weights.source, "its patches are not images") from None
-    num_patches = positions.shape[1] - 1
+    num_patches = positions.shape[1] - class_tokens
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     rows, columns = grid = weights.grid or (round(num_patches**0.5),) * 2
     if rows * columns != num_patches:
@@ -242,12 +242,11 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
         raise InputError(f"{weights.source}: its positions {fault}")
     size = SIZES[nearest_size(embed_dim, depth)]
     exact = (size.embed_dim, size.depth) == (embed_dim, depth)
-    heads = weights.num_heads or (size.num_heads if exact else None)
-    if heads is None:
-        raise InputError(
-            f"{weights.source} does not give its number of heads, and width {embed_dim} with {depth} blocks is no "
-            f"known size; {HEADS_BESIDE}"
-        )
+    heads = size.num_heads if exact and weights.num_heads is None else weights.num_heads
+    if not isinstance(heads, int) or heads < 1 or embed_dim % heads:
+        fault = f"{heads!r}, which does not divide its width {embed_dim}; correct its config.json"
+        fault = f"not known; {HEADS_BESIDE}" if heads is None else fault
+        raise InputError(f"{weights.source}: its number of heads is {fault}")
     return ViTGeometry(
         (rows * patch_size, columns * patch_size),
         patch_size,
@@ -257,7 +256,8 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
         depth,
         num_heads=heads,
         mlp_ratio=mlp_width / embed_dim,
-        pos_embed="sincos" if is_sincos(positions, grid) else "learnable",
+        pos_embed="sincos" if is_sincos(positions, grid, class_tokens) else "learnable",
+        class_tokens=class_tokens,
     )
 
 
@@ -271,9 +271,12 @@ def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[fl
 
 
 def _height_width(img_size: int | Sequence[int], patch_size: int = 1) -> tuple[int, int]:
-    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    try:
+        sides = tuple(map(index, img_size if isinstance(img_size, Iterable) else (img_size, img_size)))
+    except TypeError:  # not whole numbers
+        sides = ()
     if len(sides) != 2 or min(sides) < 1:
-        raise InputError(f"img_size={img_size}: must be one number, or height and width")
+        raise InputError(f"img_size={img_size!r}: must be one whole number above 0, or height and width")
     if any(side % patch_size for side in sides):
         nearest = [max(1, round(side / patch_size)) * patch_size for side in sides]
         raise InputError(f"img_size={img_size} is not divisible by patch_size={patch_size}; use {nearest}")

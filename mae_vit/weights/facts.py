@@ -50,7 +50,7 @@ def facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
         check_function(model, str(path))
         if changed := sorted({"act_layer", "norm_layer"} & given.keys()):
             raise another_kind(str(path), f"its {changed[0]} is {given[changed[0]]}")
-        facts["num_heads"] = given.get("num_heads") or model.blocks[0].attn.num_heads
+        facts["num_heads"] = given.get("num_heads", model.blocks[0].attn.num_heads)
     if "global_pool" in config:
         facts["pool"] = "mean" if config["global_pool"] == "avg" else "cls"
     return facts
@@ -58,17 +58,23 @@ def facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _said_inside(content: Mapping[Any, Any]) -> str:
     """Returns a checkpoint's texts on its architecture: `arch`, `args.model`, and mmengine's config in `meta`."""
-    args, meta = content.get("args"), content.get("meta")
-    model = args.get("model") if isinstance(args, Mapping) else getattr(args, "model", None)
+    model, meta = options_in(content).get("model"), content.get("meta")
     texts = map(str, meta.values() if isinstance(meta, Mapping) else ())
     return " ".join([f"arch={content.get('arch')!r} model={model!r}", *texts])
 
 
+def options_in(content: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """Returns the options of the program that wrote a checkpoint: its `args`."""
+    args = content.get("args")
+    return args if isinstance(args, Mapping) else getattr(args, "__dict__", {})
+
+
 def check_function(model: VisionTransformer, source: str) -> None:
-    """Raises InputError if a network with our names and shapes has another block, activation or norm."""
+    """Raises InputError if a network with our names and shapes has other blocks, patches, activation or norm."""
     own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
     other = model.blocks[0]
     facts = [("blocks are", type(other).__name__, type(own).__name__)]
+    facts += [("patches are from", type(model.patch_embed).__name__, "PatchEmbed")]
     if type(other) is type(own):
         theirs, ours = (f"{type(one.norm1).__name__} of eps {one.norm1.eps:g}" for one in (other, own))
         facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", theirs, ours)]

@@ -26,25 +26,13 @@ _NAMED = 3
 # Parts of other encoders (layer scale, registers, a norm before the blocks, rotary positions), without which the
 # remaining weights compute another function.
 _OWN = re.compile(r"blocks\.\d+\.(norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)")
-_FOREIGN = (
-    "blocks.",
-    "reg_token",
-    "register",
-    "storage_tokens",
-    "norm_pre.",
-    "dist_token",
-    "rope",
-    "rel_pos",
-    "attn_pool.",
+_FOREIGN = re.compile(
+    r"(blocks|norm_pre|attn_pool)\.|reg_token|register|storage_tokens|dist_token|rope|rel_pos"
 )
 
 
 def load_weights(
-    weights: Weights,
-    encoder: Encoder,
-    parts: nn.Module | None = None,
-    *,
-    objective: str | None = None,
+    weights: Weights, encoder: Encoder, parts: nn.Module | None = None, *, objective: str | None = None
 ) -> LoadReport:
     """Loads an encoder in place, and `parts`, the objective around it, if the weights come from `objective` too.
 
@@ -53,20 +41,21 @@ def load_weights(
     """
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
-        raise another_kind(
-            weights.source,
-            f"it is {weights.geometry.family}, the model is {encoder.family}",
-        )
+        raise another_kind(weights.source, f"it is {weights.geometry.family}, the model is {encoder.family}")
+    tensors = {**weights.tensors}
+    joined = tensors.get("cls_token")
+    if joined is not None and joined.ndim == 3 and joined.shape[1] > 1:  # transformers' PixioModel
+        tensors |= {"cls_token": joined[:, :1], "reg_token": joined[:, 1:]}
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
     sizes = {"img_size": (weights.geometry or weights).img_size, "grid": weights.grid}
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
     state = encoder.weights()
     taken: dict[str, Tensor] = {}
     try:
-        encoder.check(weights.tensors, weights.geometry, weights.num_heads)
-        check_finite(weights.tensors)
+        encoder.check(tensors, weights.geometry, weights.num_heads)
+        check_finite(tensors)
         for name in state:
-            loaded = weights.tensors.get(name)
+            loaded = tensors.get(name)
             if loaded is None and name in encoder.fixed:
                 report.kept[name] = "fixed sin-cos table, which the file lacks"
             elif loaded is None:
@@ -137,8 +126,7 @@ def check_kind(weights: Weights) -> None:
     if weights.geometry is not None and not isinstance(weights.geometry, ViTGeometry):
         return
     own = {"reg_token"} if weights.geometry and weights.geometry.class_tokens > 1 else set()
-    foreign = [name for name in weights.tensors if name.startswith(_FOREIGN) and not _OWN.fullmatch(name)]
-    foreign = [name for name in foreign if name not in own]
+    foreign = [n for n in weights.tensors if _FOREIGN.match(n) and n not in own and not _OWN.fullmatch(n)]
     if "dist_token" in foreign:
         raise another_kind(weights.source, "it was distilled, so its blocks expect a second token")
     if foreign:
@@ -149,10 +137,8 @@ def check_kind(weights: Weights) -> None:
         raise another_kind(weights.source, "it has no class token, ours has one")
     blocks = {int(name.split(".")[1]) for name in weights.tensors if name.startswith("blocks.")}
     depth = weights.geometry.depth if weights.geometry else max(blocks, default=-1) + 1
-    if blocks and (lost := sorted({*range(depth)} - blocks)):
-        raise InputError(
-            f"{weights.source} is not complete: it lacks block {lost[0]} of {depth}; copy it again"
-        )
+    if blocks:
+        check_complete(weights, [f"block {lost} of {depth}" for lost in sorted({*range(depth)} - blocks)[:1]])
 
 
 def check_complete(weights: Weights, absent: Sequence[str]) -> None:

@@ -58,6 +58,10 @@ def read_decoder(weights: Weights, encoder: Encoder, info: EncoderInfo) -> Decod
             "decoder_pos_embed", sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens)
         )
     options: dict[str, Any] = {}
+    if isinstance(normalized := weights.options.get("norm_pix_loss"), bool):
+        ratio = weights.options.get("mask_ratio")
+        ratio = ratio if isinstance(ratio, float) and 0 < ratio < 1 else 0.75
+        options = {"norm_pix_loss": normalized, "mask_ratio": ratio}
     if (weights.path / STATE).is_file():  # one of our checkpoints
         start = f"objective.{prefix}"
         identity = read_description(weights.path)["identity"]

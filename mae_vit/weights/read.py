@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,11 @@ from mae_vit.training.checkpoints.checkpoint import (
     step_of,
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content
-from mae_vit.weights.facts import CONFIGS, check_function, facts_beside
+from mae_vit.weights.facts import CONFIGS, check_function, facts_beside, options_in
 from mae_vit.weights.foreign import nearest_timm
-from mae_vit.weights.names import FORMS, HEADS_BESIDE, as_it_is, check_exists, split_network
+from mae_vit.weights.names import FORMS, HEADS_BESIDE, SIZE_BESIDE, as_it_is, check_exists, split_network
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.unwrap import find_network, named_tensors
+from mae_vit.weights.unwrap import find_network, named_tensors, with_whole_qkv
 
 ENCODER_PREFIX = "encoder."
 # Files in a repository on the Hub, as `mae-vit export` writes them. Third-party files with timm's names work too.
@@ -70,6 +71,7 @@ class Weights:
         bands: meaning of the raw values of its images; `RGB8` if unknown.
         preprocessing: changes that `prepare` made to its images; none if unknown.
         pool: default pooling of its tokens.
+        options: options of the third-party program that wrote it, unchecked.
         remarks: facts for the user: "found", place in a third-party file; "passed over", damage of newer
             checkpoints of the run; "unfinished", step of an unfinished run.
     """
@@ -87,6 +89,7 @@ class Weights:
     bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
     pool: Pool = "cls"
+    options: Mapping[str, Any] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -106,10 +109,14 @@ class Weights:
         return height // projection.shape[-1], width // projection.shape[-1]
 
     def assumes(self, num_heads: int | None) -> str:
-        """Describes the assumed number of heads; empty if the weights state it or have no blocks."""
-        if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
+        """Describes the assumed number of heads and shape of images; empty if the weights state both."""
+        if self.geometry or not {"blocks.0.norm1.weight", "pos_embed"} <= self.tensors.keys():
             return ""
-        return f"num_heads={num_heads}: the file does not give the number; {HEADS_BESIDE}"
+        assumed, beside = [] if self.num_heads else [f"num_heads={num_heads}"], HEADS_BESIDE
+        rows = len(self.tensors["pos_embed"][0])
+        if not self.img_size and isqrt(rows) ** 2 in (rows, rows - 1):
+            assumed, beside = [*assumed, "square images"], SIZE_BESIDE
+        return f"{' and '.join(assumed)}, which the file does not state; {beside}" if assumed else ""
 
     @cached_property
     def digest(self) -> str:
@@ -272,6 +279,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         metadata or facts_beside(path, content),
         pool="mean" if metadata or "fc_norm.weight" in tensors else "cls",
         objective="mae" if has_decoder and not metadata else None,
+        options=options_in(content),
         geometry=geometry,
         downloaded=None if network is None else path,
         remarks={"found": where} if where else {},
@@ -334,14 +342,14 @@ def _read_timm(name: str) -> Weights:
             f"; or give DIR/model.safetensors after `hf download {repo} --local-dir DIR`" if repo else ""
         )
         raise InputError(f"cannot fetch the weights of {name} from the network ({reason}){by_hand}") from None
-    geometry = None
+    geometry, tensors = None, model.state_dict()
     if isinstance(model, VisionTransformer):
         check_function(model, name)
-        geometry = timm_geometry(model)
+        geometry, tensors = timm_geometry(model), with_whole_qkv(tensors)
     facts = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
     return _with_facts(
         name,
-        model.state_dict(),
+        tensors,
         {**facts, "num_heads": geometry and geometry.num_heads},
         pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
         geometry=geometry,

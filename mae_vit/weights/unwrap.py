@@ -68,9 +68,12 @@ _LIBRARIES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
             (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
             (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
             (r"^encoder\.ln\.", "norm."),
+            (r"^heads\.head\.", "head."),
         ),
     ),
 }
+# Names of the heads of classifiers that are beside the network.
+_HEADS_BESIDE = {"transformers": "classifier", "mmpretrain": "head.layers.head"}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Name endings of trained tensors; others, such as indices and counters, may have any type.
 _TRAINED = ("weight", "bias", "pos_embed", "_token")
@@ -104,11 +107,13 @@ def find_network(
             raise InputError(f"{source} has no Vision Transformer, so no {chosen!r}; leave out @{chosen}")
         return None
     prefix = _choose(list(networks), source, chosen)
-    tensors = _with_whole_qkv(_renamed(named, prefix, _LIBRARIES[networks[prefix]][1]))
-    if networks[prefix] == "transformers":  # the head of its classifiers is beside the network
+    tensors = with_whole_qkv(_renamed(named, prefix, _LIBRARIES[networks[prefix]][1]))
+    if beside := _HEADS_BESIDE.get(networks[prefix]):
         around = re.sub(r"\w+\.$", "", prefix)
-        heads = {f"head.{kind}": named.get(f"{around}classifier.{kind}") for kind in ("weight", "bias")}
+        heads = {f"head.{kind}": named.get(f"{around}{beside}.{kind}") for kind in ("weight", "bias")}
         tensors |= {name: value for name, value in heads.items() if value is not None}
+    if any("pre_logits." in name for name in named):  # a layer of the head, which only its library has
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("head.")}
     check_values(tensors, source)
     return tensors, _describe(prefix, networks[prefix], [*networks])
 
@@ -142,8 +147,9 @@ def _renamed(
     return renamed
 
 
-def _with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Stacks queries, keys and values; missing biases become zero, which computes the same function."""
+def with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Stacks queries, keys and values; biases that no block has become zero, which computes the same function."""
+    biases = {name.split(".attn.")[-1] for name in tensors} & {f"{part}.bias" for part in ("qkv", *"qkv")}
     for stem in [name[: -len("proj.weight")] for name in tensors if name.endswith(".attn.proj.weight")]:
         parts = {
             kind: [tensors.pop(f"{stem}{part}.{kind}", None) for part in "qkv"] for kind in ("weight", "bias")
@@ -152,7 +158,8 @@ def _with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if len(weights) == 3:
             tensors[f"{stem}qkv.weight"] = torch.cat(weights)
         whole = tensors.get(f"{stem}qkv.weight")
-        if whole is not None and f"{stem}qkv.bias" not in tensors:
+        found = [each for each in parts["bias"] if each is not None]
+        if whole is not None and len(found) == len(biases):
             zero = whole.new_zeros(len(whole) // 3)
             tensors[f"{stem}qkv.bias"] = torch.cat([zero if each is None else each for each in parts["bias"]])
     return tensors

@@ -237,10 +237,16 @@ class Transformer(Encoder):
         raise ValueError(f"parameter {name} belongs to no layer of a Vision Transformer")
 
     def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
-        """Checks the numbers of class tokens, blocks and heads."""
+        """Checks for parts of another family, then the numbers of tokens, blocks and heads."""
+        own = self.weights()
+        if other := [n for n in tensors if n.startswith(("pos_embed", "blocks.0.")) and n not in own]:
+            raise DoesNotFit(f"it has {other[0]}, model.family={self.family} has none; use model.family=vit")
         depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+        more = tensors["reg_token"].shape[1] if geometry is None and "reg_token" in tensors else 0
+        registers = self.num_prefix_tokens - self.num_class_tokens
         for key, theirs, ours in (
-            ("class_tokens", getattr(geometry, "class_tokens", 1), self.num_class_tokens),
+            ("class_tokens", getattr(geometry, "class_tokens", 1 + more), self.num_class_tokens),
+            ("register_tokens", getattr(geometry, "register_tokens", None), registers),
             ("depth", depth or None, len(self.blocks)),
             ("num_heads", num_heads, self.num_heads),
         ):

@@ -112,7 +112,8 @@ model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, st
             exclude={"name", "mask_ratio", "mask_unit", "decode_ratio"}
         )
         listed = ", ".join(f"{key}={value}" for key, value in options.items())
-        notes.append(f"the official code's models_mae.py loads the decoder with {listed}")
+        changed = "" if vit.mlp_ratio == 4 else ", once its decoder_blocks have mlp_ratio=4"
+        notes.append(f"the official code's models_mae.py loads the decoder with {listed}{changed}")
     elif source.network.head is None:
         notes.append("the weights have no decoder; for reconstructions, export a run folder")
     return Written({what: (source.network(images), model(images))}, code, tuple(notes))

@@ -16,7 +16,9 @@ import mae_vit
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.models.encoder_file import encoder_bytes, to_metadata
-from mae_vit.weights.read import read_weights
+from mae_vit.models.geometry import NetworkGeometry
+from mae_vit.weights.encoder import encoder_from_weights
+from mae_vit.weights.read import Weights, read_weights
 
 INFO = info_of(img_size=(32, 32), embed_dim=128, pos_embed="learnable")
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -135,7 +137,8 @@ def test_another_size_interpolates_positions_and_odd_options_are_refused(path, s
     path.write_bytes(encoder_bytes(fixed.build(), replace(INFO, geometry=fixed)))
     table = resample_abs_pos_embed(mae_vit.load_encoder(path).encoder.pos_embed, [12, 8], [8, 8])
     assert torch.equal(mae_vit.load_encoder(path, img_size=(48, 32)).encoder.pos_embed, table)
-    for options in ({"img_size": 34}, {"pool": "max"}):
+    assert mae_vit.load_encoder(path, img_size=np.int64(32)).info.img_size == (32, 32)
+    for options in ({"img_size": 34}, {"img_size": "32"}, {"img_size": [64.0, 64.0]}, {"pool": "max"}):
         with pytest.raises(InputError) as error:
             mae_vit.load_encoder(path, **options)
         said(error)
@@ -171,6 +174,19 @@ def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
     torch.save({"model": odd.geometry.build().state_dict()}, path)
     with pytest.raises(InputError, match="heads"):
         mae_vit.load_encoder(path)
+
+
+def test_a_norm_after_the_mean_is_kept_for_every_encoder():
+    """Also for one without a final norm of its own, which a classifier of means has all the same."""
+    geometry = NetworkGeometry((16, 16), 4, 3, "SmallResNet")
+    encoder = geometry.build().eval()
+    norm = {"fc_norm.weight": torch.rand(encoder.embed_dim), "fc_norm.bias": torch.rand(encoder.embed_dim)}
+    facts = {"mean": (0.5,) * 3, "std": (0.2,) * 3, "geometry": geometry, "pool": "mean"}
+    loaded = encoder_from_weights(Weights("x", {**encoder.weights(), **norm}, **facts))
+    images = torch.randn(2, 3, 16, 16)
+    mean = encoder.forward_features(images).mean(dim=1)
+    expected = torch.nn.functional.layer_norm(mean, mean.shape[1:], *norm.values(), eps=1e-6)
+    torch.testing.assert_close(loaded(images), expected)
 
 
 def test_the_package_has_no_other_names():

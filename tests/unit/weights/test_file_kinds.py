@@ -239,14 +239,18 @@ def test_as_many_rows_as_a_square_has_may_be_those_of_the_model(tmp_path):
 
 def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
     model = load_encoder(saved(tmp_path, TENSORS))
-    assert "num_heads=4" in load_weights(model.weights, encoder()).remarks["assumed"]
+    assert "num_heads=4 and square" in load_weights(model.weights, encoder()).remarks["assumed"]
     heads, normalization = model.notes("a.pth")
-    assert "num_heads=4" in heads
+    assert "num_heads=4 and square" in heads
     assert "ImageNet" in normalization
 
 
 @pytest.mark.parametrize(
-    "lost", ["blocks.5.norm2.weight", "norm.", "fc_norm.bias", "blocks.0.", "blocks.3.", "pos_embed"]
+    "lost",
+    [
+        *("blocks.5.norm2.weight", "norm.", "fc_norm.bias", "blocks.0.", "blocks.3.", "pos_embed"),
+        "blocks.3.attn.qkv.bias",
+    ],
 )
 def test_an_encoder_that_lacks_a_tensor_gives_no_features(tmp_path, lost, said):
     behind = {f"fc_{name}": TENSORS[name] for name in ("norm.weight", "norm.bias") if lost.startswith("fc_")}

@@ -1,6 +1,8 @@
 """Pretrained weights: full coverage where they fit, one line where they do not, no code run."""
 
+import argparse
 import pickle
+from dataclasses import replace
 
 import pytest
 import timm
@@ -11,9 +13,12 @@ from helpers.weights.official_weights import RunsCode, official
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.geometry import ViTRopeGeometry
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.weights import read
+from mae_vit.weights.encoder import encoder_from_weights
 from mae_vit.weights.load import load_weights
+from mae_vit.weights.mae_decoder import read_decoder
 from mae_vit.weights.read import read_weights
 
 SIZE = {"img_size": (32, 32), "patch_size": 4, "embed_dim": 64, "depth": 3, "num_heads": 4}
@@ -142,6 +147,34 @@ def test_another_geometry_is_named_and_half_a_file_is_another_models(tmp_path, c
     said(error)
 
 
+def test_a_network_with_rotary_positions_takes_only_its_own_kind(tmp_path, said):
+    official(tmp_path / "mae.pth", decoder=False)
+    size = {**{key: SIZE[key] for key in ("img_size", "patch_size", "embed_dim", "depth", "num_heads")}}
+    size |= {"in_chans": 3, "size": "S", "mlp_ratio": 4.0}
+    none, four = (ViTRopeGeometry(**size, register_tokens=count) for count in (0, 4))
+    for name, geometry in (("none", none), ("four", four)):
+        info = replace(info_of(), geometry=geometry)
+        (tmp_path / f"{name}.safetensors").write_bytes(encoder_bytes(geometry.build(), info))
+    for name, geometry in (("mae.pth", none), ("four.safetensors", none), ("none.safetensors", four)):
+        with pytest.raises(InputError) as error:
+            load_weights(read_weights(str(tmp_path / name)), geometry.build())
+        said(error)
+
+
+@pytest.mark.parametrize("ratio", [0.6, 2.0, None])
+def test_an_official_checkpoint_says_what_its_decoder_predicts(tmp_path, ratio):
+    size = {"decoder_embed_dim": 512, "decoder_depth": 1, "decoder_num_heads": 16}
+    path = tmp_path / "mae.pth"
+    official(path, decoder=True, width=128, depth=6, **size)
+    args = argparse.Namespace(norm_pix_loss=True, mask_ratio=ratio)
+    torch.save({**torch.load(path), "args": args}, path)
+    weights = read_weights(str(path))
+    encoder = encoder_from_weights(weights)
+    decoder = read_decoder(weights, encoder.encoder, encoder.info)
+    assert (decoder.notes, decoder.config.norm_pix_loss) == ((), True)
+    assert decoder.config.mask_ratio == (0.6 if ratio == 0.6 else 0.75)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -187,11 +220,17 @@ def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
         load_weights(weights, encoder)
 
 
+def test_a_timm_model_without_biases_has_biases_of_zero(fresh_timm):
+    with torch.device("meta"):
+        weights = read_weights("timm:vit_base_patch16_224_miil")
+    assert weights.tensors.keys() == weights.geometry.build().state_dict().keys()
+
+
 @pytest.mark.parametrize(
     "name",
     [
         *("vit_base_patch32_clip_quickgelu_224", "vit_base_patch32_clip_224", "vit_base_patch16_rpn_224"),
-        "vit_base_patch16_18x2_224",
+        *("vit_base_patch16_18x2_224", "vit_small_r26_s32_224"),
     ],
 )
 def test_timm_models_that_compute_something_else_are_refused(fresh_timm, name, said):

@@ -179,6 +179,7 @@ SMALL_DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "dec
 TRANSFORMERS = {
     "ViT": (lambda: of_transformers("ViT"), {}),
     "ViT without bias": (lambda: of_transformers("ViT", qkv_bias=False), {}),
+    "Pixio": (lambda: of_transformers("Pixio"), {}),
     # As they come: in the order of the noise, with which nothing is masked.
     "ViTMAE": (
         lambda: of_transformers("ViTMAE", mask_ratio=0.0, **SMALL_DECODER),
@@ -189,13 +190,23 @@ TRANSFORMERS = {
 
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [("ViT", "safetensors"), ("ViT", "in memory"), ("ViT without bias", "in a trainer"), ("ViTMAE", "bin")],
+    [
+        *(
+            ("ViT", "safetensors"),
+            ("ViT", "in memory"),
+            ("ViT without bias", "in a trainer"),
+            ("ViTMAE", "bin"),
+        ),
+        *(("Pixio", "safetensors"), ("Pixio", "in memory")),
+    ],
 )
 def test_models_of_transformers(tmp_path, kind, form):
     build, options = TRANSFORMERS[kind]
     model = build()
     with torch.no_grad():
-        expected = model(IMAGES, **options).last_hidden_state[:, 0]
+        tokens = model(IMAGES, **options).last_hidden_state
+    count = 8 if kind == "Pixio" else 1
+    expected = tokens[:, :count].mean(dim=1)
     path = tmp_path
     if form in ("safetensors", "bin"):
         model.save_pretrained(tmp_path)
@@ -213,6 +224,7 @@ def test_models_of_transformers(tmp_path, kind, form):
     with torch.no_grad():
         torch.testing.assert_close(encoder(IMAGES), expected, atol=1e-5, rtol=0)
     assert "transformers" in encoder.weights.remarks["found"]
+    assert encoder.info.vit.class_tokens == count
     if form in ("safetensors", "bin"):
         assert encoder.info.mean == (0.5, 0.4, 0.3)
 
@@ -221,11 +233,21 @@ def test_a_model_of_torchvision(tmp_path):
     model = torchvision.models.VisionTransformer(
         image_size=32, patch_size=16, num_layers=DEPTH, num_heads=HEADS, hidden_dim=WIDTH, mlp_dim=4 * WIDTH
     )
-    randomized(model).heads = torch.nn.Identity()
-    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    torch.save(randomized(model).state_dict(), tmp_path / "vit.pth")
     encoder = mae_vit.load_encoder(tmp_path / "vit.pth")
+    head = [encoder.weights.tensors[f"head.{kind}"] for kind in ("weight", "bias")]
     with torch.no_grad():
-        torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
+        logits = torch.nn.functional.linear(encoder(IMAGES), *head)
+        torch.testing.assert_close(logits, model(IMAGES), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_head_beside_the_network_is_a_head_unless_it_has_another_layer(tmp_path, before):
+    head = {"head.layers.head.weight": torch.ones(3, WIDTH), "head.layers.head.bias": torch.ones(3)}
+    head |= {"head.layers.pre_logits.weight": torch.ones(WIDTH, WIDTH)} if before else {}
+    state = below("backbone.", by_mmpretrain(network().state_dict())) | head
+    torch.save({"state_dict": state}, tmp_path / "some.pth")
+    assert ("head.weight" in read_weights(str(tmp_path / "some.pth")).tensors) != before
 
 
 # What computes something else.
@@ -260,6 +282,7 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind, said):
     [
         *({**THEIRS, "hidden_act": "quick_gelu"}, {**THEIRS, "layer_norm_eps": 1e-5}),
         {"architecture": "vit_base_patch32_clip_quickgelu_224"},
+        *({"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": n}} for n in (0, 3, "4", [4])),
         {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}},
     ],
 )

@@ -54,6 +54,7 @@ def test_transformers_has_pixio_for_them(path, tmp_path):
     ours = mae_vit.load_encoder(path, pool="cls")
     close(model(pixel_values=IMAGES).pooler_output, ours(IMAGES))
     close(model(pixel_values=IMAGES).last_hidden_state, ours.encoder.forward_features(IMAGES))
+    close(mae_vit.load_encoder(out, pool="cls")(IMAGES), ours(IMAGES))
 
 
 def test_a_program_keeps_any_read_out(path, tmp_path):

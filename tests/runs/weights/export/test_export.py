@@ -219,7 +219,8 @@ def test_transformers_reconstructs_as_we_do(tmp_path, monkeypatch, changes):
         prediction, mask = mae.reconstruct(pixels, noise)
         assert torch.equal(found.mask, mask)
         close(found.logits, prediction)
-        assert found.loss.item() == pytest.approx(mae.masked_mse(pixels, prediction, mask).item(), rel=1e-5)
+        loss = mae.squared_error(pixels, prediction)[mask.bool()].mean()
+        assert found.loss.item() == pytest.approx(loss.item(), rel=1e-5)
         model = ViTModel.from_pretrained(out, add_pooling_layer=False).eval()
         close(model(pixels).last_hidden_state, mae.encoder.forward_features(pixels))
     assert run_on_photograph(out, monkeypatch)["prediction"].shape == (1, 16, 16 * pixels.shape[1])
@@ -238,11 +239,14 @@ def test_a_classifier_of_the_cls_token_is_transformers_too(tmp_path):
     close(again(images()), logits(images()))
 
 
-def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mlp_ratio", [4.0, 2.0])
+def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch, capsys, mlp_ratio):
     # Its geometry can be read from shapes alone: width and depth are those of "tiny-cifar".
-    mae = mae_run(tmp_path / "run", embed_dim=128, depth=6)
+    mae = mae_run(tmp_path / "run", embed_dim=128, depth=6, mlp_ratio=mlp_ratio)
     out = tmp_path / "out"
     assert export(tmp_path / "run", "--to", "official", "--out", out) == 0
+    # The official code has one ratio for both.
+    assert ("once its decoder_blocks have mlp_ratio=4" in capsys.readouterr().out) == (mlp_ratio != 4)
     content = torch.load(out / "model.pth", weights_only=True)
     assert list(content) == ["model"]
     own = {name.removeprefix("encoder."): value for name, value in mae.state_dict().items()}
