@@ -224,7 +224,7 @@ class Dataset(StrictModel):
     def is_labeled(self, split: str, *, masks: bool = False) -> bool:
         """Returns whether there is such a split, and an image of it has a label; with `masks`, a mask."""
         info = self.splits.get(split)
-        return info is not None and (info.masks is not None if masks else any(info.class_counts))
+        return bool(info and (info.masks if masks else self.classes and any(info.class_counts)))
 
     def test_split(self, *seen: str, masks: bool = False) -> str | None:
         """Returns the best split to test on that is labeled (`is_labeled`) and none of `seen`; None without any."""
