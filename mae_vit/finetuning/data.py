@@ -80,7 +80,6 @@ class FinetuneData(TrainingData):
             **super().identity,
             "finetune.test_split": self.test_index.split,
             "finetune.test_fingerprint": self.test_index.fingerprint,
-            # It is not in the shards.
             **{f"data.masks.{name}": value for name, value in self._segmentation or ()},
         }
 

@@ -107,16 +107,15 @@ def _recipe(model: Mapping[str, Any], mode: Mode | None, images: int) -> tuple[s
 
 def what_is_missing(dataset: Dataset, split: str, *, masks: bool) -> str:
     """Says that data lack labels, or masks, to train or to measure on, and the remedy; else empty."""
-    what, remedy = "labels", "from class folders (photos/CLASS/*.jpg) or with --labels"
+    what, how = "labels", "from class folders (photos/CLASS/*.jpg) or with --labels"
     if masks:
-        what, remedy = "masks", "with --masks DIR --mask-classes FILE"
-    missing = {} if dataset.is_labeled(split, masks=masks) else {f"no {what}": remedy}
+        what, how = "masks", "with --masks DIR --mask-classes FILE"
+    lacks = {} if dataset.is_labeled(split, masks) else {f"no {what}": how}
     if dataset.test_split(split, masks=masks) is None:
-        beside = any(name in dataset.splits for name in TEST_SPLITS if name != split)
-        unmeasured = f'no split "test" or "val" with {what} to measure on'
-        missing[unmeasured] = remedy if beside else "with --holdout 1/10"
-    remedies = ", and ".join(dict.fromkeys(missing.values()))
-    return f"has {' and '.join(missing)}; prepare it {remedies}" if missing else ""
+        other = any(name in dataset.splits for name in TEST_SPLITS if name != split)
+        lacks[f'no split "test" or "val" with {what} to measure on'] = how if other else "with --holdout 1/10"
+    remedies = ", and ".join(dict.fromkeys(lacks.values()))
+    return f"has {' and '.join(lacks)}; prepare it {remedies}" if lacks else ""
 
 
 def _given(overrides: Sequence[str], key: str) -> Any:
