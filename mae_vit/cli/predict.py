@@ -158,8 +158,6 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
 
 
 def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
-    from mae_vit.finetuning.config.recipes import TEST_SPLITS  # slow to import
-
     for name, number in done.predicted.most_common(_SHOWN):
         print(f"  {number:>7,}  {name}")
     if len(done.predicted) > _SHOWN:
@@ -173,7 +171,7 @@ def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
             note = "the accuracy is too high if the network was trained on some of these images"
             print(f"note: {note}, which only prepared data can tell", file=sys.stderr)
         elif seen:
-            other = next((name for name in TEST_SPLITS if name in {*images.dataset.splits} - {*seen}), None)
+            other = images.dataset.test_split(*seen)
             without = f"; --split {other} leaves them out" if other else ""
             print(
                 f"note: the accuracy includes images that the network was trained on{without}",

@@ -255,6 +255,8 @@ class CompareConfig(Section):
                     f'{where}: compute_of="{entry.compute_of}" is not another entry; '
                     f"{nearest(entry.compute_of, others)}"
                 )
+            if entry.tune is not None:
+                raise ValueError(f"{where}: compute_of takes the scratch entry's settings; leave tune out")
         if entry.tune is not None and len(entry.tune) != len(self.tune):
             raise ValueError(
                 f"{where}: tune has length {len(entry.tune)} here, {len(self.tune)} elsewhere; give all the same length"

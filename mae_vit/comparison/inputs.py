@@ -14,13 +14,15 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.urls import redact_url
 from mae_vit.core.user_files import expand_text
 from mae_vit.data.data_path import resolve_data_path
-from mae_vit.data.shards.dataset_json import file_digest, read_dataset
+from mae_vit.data.shards.dataset_json import Dataset, file_digest, read_dataset
 from mae_vit.data.shards.index_files import fingerprint_of
+from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.pretrained import read_values
-from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.training.identity import FREE_KEYS, flatten
 from mae_vit.weights.names import is_frozen, split_frozen, split_network
 
+# What the numbers in shards mean is not in the shards.
+_BANDS, _MASKS = "the meaning of bands", "the meaning of masks"
 _WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors", "pytorch_model.bin")
 
 
@@ -33,7 +35,7 @@ class Inputs:
     def __init__(self, recorded: Mapping[str, Any]) -> None:
         """Takes the digests of an earlier plan, by name."""
         self._recorded = recorded
-        self._splits = cache(self._read_splits)
+        self._dataset = cache(_read_dataset)
 
     def identity(
         self, config: Path, overrides: Mapping[str, Any], weights: str | None, *, tested: bool
@@ -58,13 +60,17 @@ class Inputs:
         named = named_plugins({"run": {"plugins": settings.get("run.plugins")}}, ())
         plugins = [digest(f"plug-in {name}", _digest_of_plugin(name)) for name in named]
         train, kept = settings.get("data.split") or "train", _without_free_keys(content)
-        splits = digest(f"data {redact_url(path)}", self._splits(path, settings.get("data.cache_dir"))) or {}
+        masks = MODES[settings.get("finetune.mode") or "finetune"].labels == "mask"
+        dataset, where = self._dataset(path, settings.get("data.cache_dir")), redact_url(path)
+        facts = digest(f"data {where}", dataset and _describe_data(dataset)) or {}
         # Other splits make no difference.
-        test = next((name for name in TEST_SPLITS if name in splits and name != train), "")
+        beside = dataset and dataset.test_split(train, masks=masks)
+        test = digest(f"test split beside {train} of {where}", beside) if tested else None
+        meaning = [facts[name] for name in (_BANDS, *([_MASKS] if masks else [])) if name in facts]
         identity = {
             "config": digest(f"config {config}", sha1(kept) if kept else None),
             "overrides": {key: value for key, value in overrides.items() if key not in FREE_KEYS},
-            "data": [splits.get(train), splits.get(test) if tested else None],
+            "data": [facts.get(train), facts.get(test), *meaning],
             # Its content counts, as that of --ckpt does.
             **({"model.init": content_of(expand_text(init))} if isinstance(init, str) else {}),
             "weights": weights and content_of(weights),
@@ -72,14 +78,20 @@ class Inputs:
         }
         return identity, digests
 
-    @staticmethod
-    def _read_splits(path: str, cache_dir: str | None) -> dict[str, str] | None:
-        """Returns each split's fingerprint; None if the data are gone."""
-        try:
-            dataset = read_dataset(resolve_data_path(path, cache_dir=cache_dir).folder)
-        except InputError:
-            return None
-        return {name: fingerprint_of(split) for name, split in dataset.splits.items()}
+
+def _read_dataset(path: str, cache_dir: str | None) -> Dataset | None:
+    """Returns the description of data; None if they are gone."""
+    try:
+        return read_dataset(resolve_data_path(path, cache_dir=cache_dir).folder)
+    except InputError:
+        return None
+
+
+def _describe_data(dataset: Dataset) -> dict[str, Any]:
+    """Returns each split's fingerprint, and what the numbers in shards mean where that is not always the same."""
+    fingerprints = {name: fingerprint_of(split) for name, split in dataset.splits.items()}
+    meaning = {_BANDS: dataset.bands.to_entry(), _MASKS: dict(dataset.segmentation or ())}
+    return fingerprints | {name: value for name, value in meaning.items() if value}
 
 
 def _without_free_keys(content: Mapping[str, Any]) -> dict[str, Any]:

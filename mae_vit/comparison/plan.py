@@ -227,8 +227,10 @@ class ComparisonPlan:
         """Returns the run that tries setting `number` on validation images."""
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {TUNE_SEED}"
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
-        settings = {**self._settings(entry, labels, self.config.tuned_mode, TUNE_SEED, point), **point}
-        return self._identified(self._finetuning(name, entry, settings))
+        # The draw of a seed in the table: weights that have seen labels leave those out.
+        seed = (entry.seeds or self.config.seeds)[0]
+        settings = {**self._settings(entry, labels, self.config.tuned_mode, seed, point), **point}
+        return self._identified(self._finetuning(name, entry, {**settings, "run.seed": TUNE_SEED}))
 
     def _cell(self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int) -> RunSpec:
         name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"

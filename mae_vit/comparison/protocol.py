@@ -121,13 +121,13 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _describe_input(name: str, was: Any, now: Any) -> str:
-    """Names an input that has changed; data with the splits whose images are others."""
+    """Names an input that has changed; data with the splits, or the meaning of numbers, that are others."""
     kind, _, path = name.partition(" ")
     if kind != "data":
         return name
     before, after = was or {}, now or {}
-    splits = [split for split in {**before, **after} if before.get(split) != after.get(split)]
-    return f"data.path: {path} has other images in {' and '.join(splits)}"
+    changed = [part for part in {**before, **after} if before.get(part) != after.get(part)]
+    return f"data.path: {path} changed ({', '.join(changed)})"
 
 
 def _differences(before: Any, now: Any, place: str = "") -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Fine-tunes and compares encoders; `run.py` is the command."""
+"""Fine-tunes encoders, or scores their frozen features."""

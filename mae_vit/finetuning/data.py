@@ -20,8 +20,9 @@ from mae_vit.data.data_path import describe_data, set_channels, with_channels
 from mae_vit.data.images.augment import Augment, Interpolation
 from mae_vit.data.index import ShardIndex, check_held_out, open_whole_index
 from mae_vit.data.order.permutation import permute
+from mae_vit.data.shards.dataset_json import Segmentation
 from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
-from mae_vit.finetuning.config.recipes import TEST_SPLITS, what_is_missing
+from mae_vit.finetuning.config.recipes import what_is_missing
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import SHOWN_IMAGES, HeldOut
@@ -60,9 +61,12 @@ class FinetuneData(TrainingData):
     @property
     def classes(self) -> list[str]:
         """Names of the classes; a label, or a pixel's class, is an index into them."""
-        segmentation = self.index.dataset.segmentation
-        masks = self.config.mode.labels == "mask" and segmentation is not None
-        return segmentation.classes if masks and segmentation else self.index.dataset.classes
+        return (self._segmentation or self.index.dataset).classes
+
+    @property
+    def _segmentation(self) -> Segmentation | None:
+        """The meaning of the masks; None in modes that read none."""
+        return self.index.dataset.segmentation if self.config.mode.labels == "mask" else None
 
     @property
     def test(self) -> np.ndarray:
@@ -76,6 +80,7 @@ class FinetuneData(TrainingData):
             **super().identity,
             "finetune.test_split": self.test_index.split,
             "finetune.test_fingerprint": self.test_index.fingerprint,
+            **{f"data.masks.{name}": value for name, value in self._segmentation or ()},
         }
 
     def fixed(
@@ -264,14 +269,10 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
 
 
 def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
-    splits = index.dataset.splits
-    split = next((name for name in TEST_SPLITS if name in splits and name != config.data.split), None)
+    dataset, masks = index.dataset, config.mode.labels == "mask"
+    split = dataset.test_split(index.split, masks=masks)
     if split is None:
-        missing = what_is_missing(index.dataset, index.split, masks=config.mode.labels == "mask")
-        raise InputError(f"{redact_url(config.data.path)} {missing}")
-    test_index = open_whole_index(index.folder, split, remote=index.remote)
-    if not (read_labels(config, test_index) >= 0).any():
-        masks, where = test_index.dataset.segmentation is not None, redact_url(config.data.path)
-        remedy = "use finetune.mode=segment or segment_probe" if masks else "prepare it from class folders"
-        raise InputError(f'split "{split}" of {where} has no labels to measure with; {remedy}')
-    return test_index
+        missing = what_is_missing(dataset, index.split, masks=masks)
+        modes = "" if masks or not dataset.segmentation else ", or use finetune.mode=segment or segment_probe"
+        raise InputError(f"{redact_url(config.data.path)} {missing}{modes}")
+    return open_whole_index(index.folder, split, remote=index.remote)

@@ -27,9 +27,8 @@ from mae_vit.core.messages import count_of
 from mae_vit.core.urls import is_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
 from mae_vit.data.prepare.prepare import last_command, prepare
-from mae_vit.data.prepare.selection import MEASURED as HELD_OUT
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.data.shards.dataset_json import Dataset, read_dataset
+from mae_vit.data.shards.dataset_json import TEST_SPLITS, Dataset, read_dataset
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import Setup, estimate_costs, set_up
 from mae_vit.runtime.device import free_memory_gib
@@ -48,15 +47,13 @@ _CORES_FOR_96_PX = 8
 _FEW_IMAGES, _MANY_LABELS = 0.1, 20_000
 # Fewer test images than 10 of each class, or than measure accuracy to within 5 points, are few.
 _TESTED_PER_CLASS, _SURE_POINTS = 10, 5.0
-# Results are measured on the first of these.
-_TEST_SPLITS = HELD_OUT[::-1]
 _SHARES = ("1/10", "1/5", "1/3")
 # A preset's epochs of few images may be too few steps.
 _ENOUGH_STEPS, _LONGER = 1_500, ["train.steps=6000", "train.warmup_steps=600"]
 
 
 class Preset(NamedTuple):
-    """What belongs together: pretraining, the fine-tuning of its encoder, and a comparison (or none)."""
+    """What belongs together: pretraining, the recipe that `finetune --ckpt RUN` takes, and a comparison (or none)."""
 
     pretrain: str
     finetune: str
@@ -67,7 +64,7 @@ PHOTOS_64 = Preset("mae_photos_64", "finetune_photos_64", "compare_photos")
 PHOTOS_96 = Preset("mae_photos_96", "finetune_photos_96", "compare_photos")
 PHOTOS_224 = Preset("mae_photos_224", "finetune_photos_224", "compare_photos")
 SMALL = Preset("mae_cifar_tiny", "finetune_cifar_tiny")
-DIGITS = Preset("mae_digits", "")
+DIGITS = Preset("mae_digits", "finetune_cifar_tiny")
 # What compare_photos pretrains.
 _COMPARED = PHOTOS_64.pretrain
 
@@ -124,9 +121,9 @@ class Images:
         folder: local folder of shards.
         dataset: its description.
         train: images to pretrain on.
-        labeled: how many of these have labels.
+        labeled: how many of these have labels; 0 if all have the same.
         classes: number of classes.
-        held_out: images in the splits val and test.
+        held_out: images in the splits val and test; 0 if train has labels and they have none.
         tested: how many of these have labels and are in the split that results are measured on.
     """
 
@@ -199,24 +196,29 @@ def look_at(path: str) -> Iterator[Images]:
             dataset = read_dataset(folder)
             if (info := dataset.splits.get("train")) is None:
                 raise InputError(f"{path} has no split train; prepare the images with mae-vit prepare")
-            held_out = sum(split.samples for name, split in dataset.splits.items() if name in HELD_OUT)
-            measured_on = [dataset.splits[name] for name in _TEST_SPLITS if name in dataset.splits]
-            tested = sum(measured_on[0].class_counts) if measured_on else 0
-            classes = sum(map(bool, info.class_counts))
-            counts = info.samples, sum(info.class_counts), classes, held_out, tested
+            samples = Counter({name: split.samples for name, split in dataset.splits.items()})
+            labeled = Counter({name: sum(split.class_counts) for name, split in dataset.splits.items()})
+            counts = _counts(samples, labeled, sum(map(bool, info.class_counts)))
             yield Images(path, True, folder, dataset, *counts)
             return
         source = find_images(os.path.join(".", path), out=Path(scratch))
         train = [entry for entry in source.entries if entry.split == "train"]
         if not train:
             raise InputError(f"{path} has no images to train on; prepare them with --split train")
-        labels = [entry.class_name for entry in train if entry.class_name is not None]
         sample = train[:: -(-len(train) // _SAMPLE)]
         dataset = prepare([replace(source, entries=sample)], Path(scratch) / "data").dataset
-        splits = Counter(entry.split for entry in source.entries if entry.split in HELD_OUT)
-        tested = next((splits[name] for name in _TEST_SPLITS if name in splits), 0)
-        counts = len(train), len(labels), len(set(labels)), splits.total(), tested
+        samples = Counter(entry.split for entry in source.entries)
+        labeled = Counter(entry.split for entry in source.entries if entry.class_name is not None)
+        counts = _counts(samples, labeled, len({entry.class_name for entry in train} - {None}))
         yield Images(path, False, Path(scratch) / "data", dataset, *counts)
+
+
+def _counts(samples: Counter[str], labeled: Counter[str], classes: int) -> tuple[int, int, int, int, int]:
+    """Turns numbers of images and of labels by split, and that of train's classes, into the numbers of `Images`."""
+    labels = labeled["train"] if classes > 1 else 0
+    tested = next((labeled[name] for name in TEST_SPLITS if labeled[name]), 0)
+    held_out = sum(samples[name] for name in TEST_SPLITS) if tested or not labels else 0
+    return samples["train"], labels, classes, held_out, tested
 
 
 def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
@@ -332,9 +334,7 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
         named = [f"run.name={name}", f"pretrain.MAE.dir=runs/{compared}"] * (compared != _COMPARED)
         commands.append(" ".join(["mae-vit compare", preset.compare, *path, *named]))
     named = [f"run.name={tuned}"] * (tuned != preset.finetune)
-    tune = " ".join(["mae-vit finetune", preset.finetune, "--ckpt", run, *path, *named])
-    commands.append(tune if preset.finetune else f"mae-vit finetune --ckpt {run}")
-    return commands
+    return [*commands, " ".join(["mae-vit finetune --ckpt", run, *named])]
 
 
 def recommend(path: str) -> list[str]:

@@ -14,9 +14,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import nearest, plain_text
 from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted, convert_entries
 from mae_vit.data.prepare.entries import SourceOptions
-from mae_vit.data.prepare.selection import MEASURED
 from mae_vit.data.prepare.sources.foreign_shards import open_shards
-from mae_vit.data.shards.dataset_json import Excluded, read_dataset
+from mae_vit.data.shards.dataset_json import TEST_SPLITS, Excluded, read_dataset
 from mae_vit.data.shards.tar_headers import Tar
 
 # Differing bits of 64. In CIFAR-10, 134 of 50,000 training images are within 4 of one of the 10,000 test images or of
@@ -25,7 +24,6 @@ from mae_vit.data.shards.tar_headers import Tar
 # only a third of copies cropped by 5 %. So this finds about a quarter of the 286 test images that have a near-duplicate
 # in the list of ciFAIR (arXiv 1902.00423).
 _DISTANCE = 4
-_TESTED = ("test", "val")
 
 
 @dataclass
@@ -69,7 +67,7 @@ def open_exclusion(specs: Sequence[str], workers: int, splits: Collection[str]) 
     Raises:
         InputError: if a folder or split is missing or cannot be read, or ImageHash is not installed.
     """
-    if set(splits) <= set(MEASURED):
+    if set(splits) <= set(TEST_SPLITS):
         raise InputError(
             f"--exclude does not apply to val and test, and the sources have only {', '.join(sorted(splits))}; leave "
             "it out"
@@ -107,7 +105,7 @@ def _find(spec: str) -> tuple[Path, list[str]]:
         raise InputError(f"--exclude {spec}: {error}") from None
     if wanted and wanted not in splits:
         raise InputError(f'--exclude {spec}: no split "{wanted}"; {nearest(wanted, splits)}')
-    chosen = [wanted] if wanted else [name for name in _TESTED if name in splits]
+    chosen = [wanted] if wanted else [name for name in TEST_SPLITS if name in splits]
     if not chosen:
         raise InputError(
             f'--exclude {spec}: no split "test" or "val"; give one of {", ".join(splits)} as {spec}:SPLIT'

@@ -20,6 +20,8 @@ FORMAT = 1
 FILE_NAME = "dataset.json"
 # Built-in sources of `mae-vit prepare`, for the message about a missing folder.
 BUILT_IN = ("digits", "cifar10", "cifar100")
+# Splits to test on, best first.
+TEST_SPLITS = ("test", "val")
 
 
 class StrictModel(BaseModel):
@@ -218,6 +220,15 @@ class Dataset(StrictModel):
             return RGB8
         low, high = tuple(table.scale.low), tuple(table.scale.high)
         return Bands(tuple(table.names), table.dtype, low, high, table.nodata)
+
+    def is_labeled(self, split: str, masks: bool) -> bool:
+        """Returns whether there is such a split, and an image of it has a label; with `masks`, a mask."""
+        info = self.splits.get(split)
+        return bool(info and (info.masks if masks else self.classes and any(info.class_counts)))
+
+    def test_split(self, *seen: str, masks: bool = False) -> str | None:
+        """Returns the best split to test on that is labeled (`is_labeled`) and none of `seen`; None without any."""
+        return next((name for name in TEST_SPLITS if name not in seen and self.is_labeled(name, masks)), None)
 
     def to_json(self) -> str:
         """Returns the text of `dataset.json`."""

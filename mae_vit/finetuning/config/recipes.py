@@ -14,7 +14,7 @@ from mae_vit.config.presets import PRESETS
 from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import check_recorded, resolve_data_path
-from mae_vit.data.shards.dataset_json import Dataset, read_dataset
+from mae_vit.data.shards.dataset_json import TEST_SPLITS, Dataset, read_dataset
 from mae_vit.finetuning.config.modes import MODES, Mode
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
@@ -35,8 +35,6 @@ _RECIPES = {
 }
 # With fewer labeled images a linear probe is trained by SGD: ten batches of linear_probe_base, which takes LARS.
 _FEWEST_FOR_LARS = 10 * 16_384
-# Splits to test on, best first.
-TEST_SPLITS = ("test", "val")
 
 
 def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list[str]]:
@@ -108,14 +106,16 @@ def _recipe(model: Mapping[str, Any], mode: Mode | None, images: int) -> tuple[s
 
 
 def what_is_missing(dataset: Dataset, split: str, *, masks: bool) -> str:
-    """Says that data lack labels, or masks, to train on, or another split to measure on, and the remedy; else empty."""
-    info, missing = dataset.splits.get(split), dict[str, str]()
-    if info is None or not (info.masks if masks else dataset.classes and any(info.class_counts)):
-        remedy = "from class folders (photos/CLASS/*.jpg) or with --labels"
-        missing["no masks" if masks else "no labels"] = "with --masks" if masks else remedy
-    if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
-        missing['no split "test" or "val" to measure on'] = "with --holdout 1/10"
-    return f"has {' and '.join(missing)}; prepare it {', and '.join(missing.values())}" if missing else ""
+    """Says that data lack labels, or masks, to train or to measure on, and the remedy; else empty."""
+    what, how = "labels", "from class folders (photos/CLASS/*.jpg) or with --labels"
+    if masks:
+        what, how = "masks", "with --masks DIR --mask-classes FILE"
+    lacks = {} if dataset.is_labeled(split, masks) else {f"no {what}": how}
+    if dataset.test_split(split, masks=masks) is None:
+        other = any(name in dataset.splits for name in TEST_SPLITS if name != split)
+        lacks[f'no split "test" or "val" with {what} to measure on'] = how if other else "with --holdout 1/10"
+    remedies = ", and ".join(dict.fromkeys(lacks.values()))
+    return f"has {' and '.join(lacks)}; prepare it {remedies}" if lacks else ""
 
 
 def _given(overrides: Sequence[str], key: str) -> Any:

@@ -41,6 +41,7 @@ WRONG = [
     ("  train.steps:", "  finetune.holdout: 0\n  train.steps:"),
     ("test_subset: 50", "test_subset: 5"),
     ("monitor.tensorboard: false,", "monitor.tensorboard: false, train.batch_size_per_device: 7,"),
+    ("compute_of: ViT from MAE", "compute_of: ViT from MAE, tune: [{optim.lr: 1e-3}, {optim.lr: 2e-3}]"),
 ]
 
 

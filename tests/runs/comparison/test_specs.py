@@ -73,6 +73,32 @@ def add_split(folder: Path) -> None:
         described["splits"]["val"] = described["splits"]["test"]
 
 
+def scale_bands(folder: Path, high: float) -> None:
+    """Describes the digits as one band of another scale."""
+    zero, one = [0.0], [1.0]
+    percentiles = dict.fromkeys(("1", "2", "50", "98", "99"), one)
+    with description(folder / "data") as described:
+        described["bands"] = {
+            **{
+                "names": ["gray"],
+                "dtype": "uint8",
+                "nodata_share": zero,
+                "min": zero,
+                "max": one,
+                "exact": True,
+            },
+            **{"percentiles": percentiles, "scale": {"low": zero, "high": [high], "by": "given"}},
+        }
+
+
+def name_masks(folder: Path, ids: list[int]) -> None:
+    """Gives the numbers in masks another meaning."""
+    with description(folder / "data") as described:
+        described["segmentation"] = {"classes": ["ground", "thing"], "ids": ids, "ignore": 255}
+        for split in described["splits"].values():
+            split["masks"] = {"shares": [0.5, 0.5], "ignored": 0.0}
+
+
 @pytest.mark.parametrize(
     ("change", "other_rows"),
     [
@@ -88,6 +114,9 @@ def add_split(folder: Path) -> None:
         # Comments and further splits.
         (lambda at: (at / "x.yaml").write_text("# after\ntrain: {epochs: 3}\n"), set()),
         (add_split, set()),
+        (lambda at: scale_bands(at, 200.0), {"scratch", "given", "pretrain MAE", "MAE"}),
+        # What masks mean makes no difference to classes.
+        (lambda at: name_masks(at, [0, 1]), set()),
     ],
 )
 def test_a_run_is_another_where_what_it_reads_is(made, change, other_rows):
@@ -97,6 +126,36 @@ def test_a_run_is_another_where_what_it_reads_is(made, change, other_rows):
     changed = {name for name, identity in before.items() if after[name] != identity}
     rows = {name.removeprefix("tune ").partition(",")[0] for name in changed}
     assert rows == other_rows
+
+
+def test_a_run_is_another_where_the_numbers_in_shards_mean_something_else(made):
+    def ids(change, value) -> dict[str, str]:
+        change(made, value)
+        plan = plan_in(made, modes=["segment"])
+        found = ids_of(plan)
+        (made / "data").rename(made / "away")
+        assert ids_of(plan_in(made, plan.digests, modes=["segment"])) == found
+        (made / "away").rename(made / "data")
+        return found
+
+    masks = [ids(name_masks, numbers) for numbers in ([0, 1], [1, 7])]
+    assert {name.partition(" ")[0] for name in masks[0] if masks[0][name] == masks[1][name]} == {"pretrain"}
+    bands = [ids(scale_bands, high) for high in (100.0, 200.0)]
+    assert not set(bands[0].values()) & set(bands[1].values())
+
+
+def test_the_split_that_counts_is_the_one_that_is_tested(made):
+    """A split without labels is not."""
+    add_split(made)
+    with description(made / "data") as described:
+        described["splits"]["test"]["class_counts"] = [0] * 10
+    before, digests = ids_of(plan_in(made)), plan_in(made).digests
+    change_split(made, "test")
+    assert ids_of(plan_in(made)) == before
+    change_split(made, "val")
+    assert ids_of(plan_in(made)) != before
+    shutil.rmtree(made / "data")
+    assert ids_of(plan_in(made, digests)) == before
 
 
 @pytest.mark.parametrize(
@@ -179,7 +238,7 @@ def test_changes_after_test_results_are_reported(made):
     rewrite(made / "given" / "encoder.safetensors")
     assert describe_changes(keep(test_subset=30))[-1].endswith(f": weights {made / 'given'}.")
     change_split(made, "train")
-    images = f": data.path: {made / 'data'} has other images in train."
+    images = f": data.path: {made / 'data'} changed (train)."
     assert [change.endswith(images) for change in describe_changes(keep(test_subset=30))][-2:] == [
         True,
         False,
@@ -244,6 +303,15 @@ def test_of_all_labels_a_seed_draws_the_validation_images_where_there_are_any(
     entries = [{"name": "given", "start": "runs/mae", "set": settings}]
     *_, cell = plan_of(tmp_path, entries, modes=[mode], seeds=[0, 4], label_draws=True).cells
     assert cell.run.overrides.get("data.label_draw") == (4 if drawn else None)
+
+
+def test_settings_are_chosen_on_a_draw_of_the_table(tmp_path):
+    """Weights that have seen labels leave out those of its seeds."""
+    entries = [{"name": "scratch"}, {"name": "own", "seeds": [5, 6]}]
+    plan = plan_of(tmp_path, entries, tune=TUNE, seeds=[3, 4], label_draws=True)
+    tuning = [run for run in plan.runs if run.name.startswith("tune")]
+    assert [run.overrides["data.label_draw"] for run in tuning] == [3, 3, 5, 5]
+    assert {run.overrides["run.seed"] for run in tuning} == {1000}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +407,7 @@ def test_a_run_that_was_finished_outside_of_the_comparison_is_done(made):
 def test_data_without_labels_are_refused_before_the_pretraining(tmp_path):
     write_files(tmp_path / "photos", {f"{n}.jpg": encoded(picture(n)) for n in range(6)})
     assert main(["prepare", str(tmp_path / "photos"), str(tmp_path / "data"), "--holdout", "1/3"]) == 0
-    with pytest.raises(InputError, match=r"has no labels; .*--labels$"):
+    with pytest.raises(InputError, match=r"has no labels .*--labels$"):
         check_data(plan_in(tmp_path))
     shutil.rmtree(tmp_path / "data")
     assert main(["prepare", str(tmp_path / "photos"), str(tmp_path / "data")]) == 0

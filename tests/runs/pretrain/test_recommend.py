@@ -165,11 +165,32 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
         if job == "finetune" and words[0] != "--ckpt":
             path = find_preset(words[0])
             load_config(FinetuneConfig, path, words[3:], amend=WeightsOverrides(None, path))
+    # It takes the data and their crop from the run.
+    assert commands[-1][2:] == ["--ckpt", "runs/mae_cifar_tiny"]
     if not prepared:
         # Nothing was written, and the first command is accepted.
         assert {path.name for path in tmp_path.iterdir()} == {"my photos"}
         assert main(commands[0][1:]) == 0
         assert re.search(r"val: \d+ image", capsys.readouterr().out)
+
+
+def test_labels_count_where_something_can_be_measured_with_them(tmp_path, monkeypatch):
+    """Those of one class do not, nor does a test split without any."""
+    monkeypatch.chdir(tmp_path)
+    photos = {f"train/{name}/{n}.png": encoded(picture(n)) for name in ("cats", "dogs") for n in range(9)}
+    photos |= {f"val/cats/{n}.png": encoded(picture(50 + n)) for n in range(6)}
+    write_files(
+        tmp_path / "mine", {**photos, **{f"test/{n}.png": encoded(picture(70 + n)) for n in range(4)}}
+    )
+    write_files(tmp_path / "one", {name: data for name, data in photos.items() if "cats" in name})
+    for name, counts in (("mine", (18, 18, 2, 10, 6)), ("one", (9, 0, 1, 6, 6))):
+        assert main(["prepare", name, f"data/{name}"]) == 0
+        for path in (name, f"data/{name}"):
+            with recommend.look_at(path) as images:
+                found = images.train, images.labeled, images.classes, images.held_out, images.tested
+                assert found == counts, path
+    with recommend.look_at("data/one") as images:
+        assert "no labels" in images.describe()
 
 
 def test_runs_of_other_data_keep_their_folders(seen, tmp_path, monkeypatch):

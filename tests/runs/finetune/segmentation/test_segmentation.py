@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import csv_rows, cut_back, lines_of, one_line, summary_of
+from helpers.damage import copy_of, description
 from helpers.finetune import CNN
 from helpers.images import FIRST, STEP
 from safetensors.torch import load_file
@@ -81,6 +82,31 @@ def test_a_run_learns_and_resumes(segment, tmp_path, capsys):
     assert "resum" in capsys.readouterr().out
     again = load_file(halves / "model.safetensors")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_masks_of_another_meaning_make_another_run(segment, pairs, tmp_path, capsys, said):
+    """The shards are the same."""
+    words = ["train.steps=1", "train.warmup_steps=0", f"data.path={copy_of(pairs, tmp_path / 'data')}"]
+    assert segment(*words) == segment(*words) == 0
+    with description(tmp_path / "data") as described:
+        described["segmentation"]["ids"] = [1, 0, 2]
+    capsys.readouterr()
+    assert segment(*words) == 2
+    said(one_line(capsys))
+
+
+def test_a_split_without_masks_is_not_tested(segment, pairs, tmp_path, capsys, said):
+    words = ["--dry-run", f"data.path={copy_of(pairs, tmp_path / 'data')}"]
+    with description(tmp_path / "data") as described:
+        splits = described["splits"]
+        splits["val"] = {**splits["test"]}
+        del splits["test"]["masks"]
+    assert segment(*words) == 0
+    assert "val" in capsys.readouterr().out
+    with description(tmp_path / "data") as described:
+        del described["splits"]["val"]
+    assert segment(*words) == 2
+    said(one_line(capsys))
 
 
 def test_a_network_is_trained_from_scratch_and_from_weights_of_its_own(segment, call, tmp_path, capsys):
