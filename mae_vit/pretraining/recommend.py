@@ -123,7 +123,7 @@ class Images:
         train: images to pretrain on.
         labeled: how many of these have labels; 0 if all have the same.
         classes: number of classes.
-        held_out: images in the splits val and test; 0 if train has labels and they have none.
+        held_out: images in the splits val and test; 0 if train has labels and test, alone, has none.
         tested: how many of these have labels and are in the split that results are measured on.
     """
 
@@ -217,7 +217,7 @@ def _counts(samples: Counter[str], labeled: Counter[str], classes: int) -> tuple
     """Turns numbers of images and of labels by split, and that of train's classes, into the numbers of `Images`."""
     labels = labeled["train"] if classes > 1 else 0
     tested = next((labeled[name] for name in TEST_SPLITS if labeled[name]), 0)
-    held_out = sum(samples[name] for name in TEST_SPLITS) if tested or not labels else 0
+    held_out = sum(samples[name] for name in TEST_SPLITS) if tested or not labels or samples["val"] else 0
     return samples["train"], labels, classes, held_out, tested
 
 
@@ -271,6 +271,8 @@ def uncertainty_points(tested: int) -> float:
 
 def warn_of_few(images: Images) -> str:
     """Says how uncertain accuracies are where test images are few, and which share would tell more; else empty."""
+    if images.labeled and images.held_out and not images.tested:
+        return "the held-out images have no labels, so no accuracy can be measured"
     more = images.tested_of(images.share)
     tested = images.tested if images.held_out else more
     if not images.labeled or not images.are_few(tested):

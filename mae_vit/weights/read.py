@@ -110,11 +110,12 @@ class Weights:
 
     def assumes(self, num_heads: int | None) -> str:
         """Describes the assumed number of heads and shape of images; empty if the weights state both."""
-        if self.geometry or not {"blocks.0.norm1.weight", "pos_embed"} <= self.tensors.keys():
+        if self.geometry or "blocks.0.norm1.weight" not in self.tensors:
             return ""
         assumed, beside = [] if self.num_heads else [f"num_heads={num_heads}"], HEADS_BESIDE
-        rows = len(self.tensors["pos_embed"][0])
-        if not self.img_size and isqrt(rows) ** 2 in (rows, rows - 1):
+        positions = self.tensors.get("pos_embed")
+        rows = 0 if positions is None or positions.dim() != 3 else positions.shape[1]
+        if rows and not self.img_size and isqrt(rows) ** 2 in (rows, rows - 1):
             assumed, beside = [*assumed, "square images"], SIZE_BESIDE
         return f"{' and '.join(assumed)}, which the file does not state; {beside}" if assumed else ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mae_vit.core.messages import count_of
@@ -16,7 +16,7 @@ from mae_vit.data.prepare.selection import MEASURED, Selection
 class Copies:
     """The held-out images' hashes, and the training images that are the same files.
 
-    They are left out if the held-out images are our draw. Given splits stay as they are, since others use them too.
+    They are left out if val is our draw. Where all splits are given they stay, since others use these splits too.
     """
 
     splits: Sequence[str]
@@ -34,7 +34,7 @@ class Copies:
 
     def passed(
         self, images: Iterator[tuple[Entry, bytes, Converted]], split: str
-    ) -> Iterator[tuple[Entry, bytes, Converted]]:
+    ) -> Generator[tuple[Entry, bytes, Converted], None, None]:
         """Passes on the images of a split without its copies, or with them where the splits are given."""
         for entry, data, image in images:
             copied = split == "train" and self.digests and hashlib.sha256(data).digest() in self.digests

@@ -14,7 +14,7 @@ from mae_vit.config.presets import PRESETS
 from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import check_recorded, resolve_data_path
-from mae_vit.data.shards.dataset_json import TEST_SPLITS, Dataset, read_dataset
+from mae_vit.data.shards.dataset_json import Dataset, read_dataset
 from mae_vit.finetuning.config.modes import MODES, Mode
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
@@ -112,8 +112,9 @@ def what_is_missing(dataset: Dataset, split: str, *, masks: bool) -> str:
         what, how = "masks", "with --masks DIR --mask-classes FILE"
     lacks = {} if dataset.is_labeled(split, masks) else {f"no {what}": how}
     if dataset.test_split(split, masks=masks) is None:
-        other = any(name in dataset.splits for name in TEST_SPLITS if name != split)
-        lacks[f'no split "test" or "val" with {what} to measure on'] = how if other else "with --holdout 1/10"
+        lacks[f'no split "test" or "val" with {what} to measure on'] = (
+            how if "val" in dataset.splits else "with --holdout 1/10"
+        )
     remedies = ", and ".join(dict.fromkeys(lacks.values()))
     return f"has {' and '.join(lacks)}; prepare it {remedies}" if lacks else ""
 

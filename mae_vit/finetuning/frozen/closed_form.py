@@ -14,9 +14,17 @@ from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
+from mae_vit.finetuning.config.schema import FinetuneSection
 from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.results import as_predictions, gather_rows
 from mae_vit.finetuning.setup import Setup
+
+# Mode that uses all labels -> its function, and its options, which the summary also lists. The function maps
+# (support, labels, query, *, num_classes, **options) to scores (m, K) >= 0, not all 0 in a row; each row divided
+# by its sum gives probabilities.
+WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tensor], dict[str, Any]]]] = {
+    "knn": lambda options: (knn_scores, {"neighbors": options.neighbors}),
+}
 
 
 def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
@@ -32,12 +40,13 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
     width = support.shape[1]
     measures: dict[str, Any] = {**feature_metrics(feature_sums(support), width), "num_features": width}
     query = frozen.test_features()
-    if config.finetune.mode == "knn":
-        neighbors = min(config.finetune.neighbors, len(support))
-        score = partial(knn_scores, support, labels, num_classes=classes, neighbors=neighbors)
+    if config.finetune.mode in WITH_ALL_LABELS:
+        fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
+        options |= {k: min(value, len(support)) for k, value in options.items() if k == "neighbors"}
+        score = partial(fit, support, labels, num_classes=classes, **options)
         scores = _shared_scores(score, query, setup)
         guesses = as_predictions(test_labels, scores / scores.sum(dim=1, keepdim=True))
-        measures |= {"test_top1": guesses.top1, "test_top5": guesses.top5, "neighbors": neighbors}
+        measures |= {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}
         return measures | {"test_most_frequent": guesses.most_frequent}, guesses
     results: dict[str, Any] = {}
     for shots in sorted(set(config.finetune.shots)):

@@ -240,7 +240,8 @@ class Transformer(Encoder):
         """Checks for parts of another family, then the numbers of tokens, blocks and heads."""
         own = self.weights()
         if other := [n for n in tensors if n.startswith(("pos_embed", "blocks.0.")) and n not in own]:
-            raise DoesNotFit(f"it has {other[0]}, model.family={self.family} has none; use model.family=vit")
+            advice = "" if self.family == "vit" else "; use model.family=vit"
+            raise DoesNotFit(f"it has {other[0]}, model.family={self.family} has none{advice}")
         depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
         more = tensors["reg_token"].shape[1] if geometry is None and "reg_token" in tensors else 0
         registers = self.num_prefix_tokens - self.num_class_tokens
