@@ -52,11 +52,8 @@ def draw_class_maps(
         rows.append(Picture(title, tinted(images, torch.from_numpy(numbers).long(), len(classes))))
     tiles = draw_tiles(rows)
     shown = [number for number in np.unique(truth).tolist() if number > 0]
-    return to_png(
-        np.concatenate(
-            [tiles, _legend([classes[k] for k in shown], class_colors(len(classes))[shown], tiles.shape[1])]
-        )
-    )
+    legend = _legend([classes[k] for k in shown], class_colors(len(classes))[shown], tiles.shape[1])
+    return to_png(np.concatenate([tiles, legend]))
 
 
 def _legend(names: Sequence[str], colors: np.ndarray, width: int) -> np.ndarray:

@@ -43,10 +43,8 @@ def describe_plan(
         if data.held_out_index
         else f"none: {data.why_none}"
     )
-    time = ""
-    if timed:
-        done = checkpoint.step if checkpoint else 0
-        time = describe_time(plan, ranks, setup.time_steps(precision.precision), done=done)
+    done = checkpoint.step if checkpoint else 0
+    time = describe_time(plan, ranks, setup.time_steps(precision.precision), done=done) if timed else ""
     facts = {
         "run": f"{folder.shown()}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {geometry.patch_size}: {tokens}",

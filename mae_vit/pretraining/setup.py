@@ -109,27 +109,25 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     )
     if grouping := config.objective.grouping:
         check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())
-        least = getattr(config.objective, "group_size", 0) * ranks.world_size
-        images = min(config.monitor.evaluate_images, len(data.held_out_index or ()))
-        if 0 < images < least:
-            note = (
-                f"{images} held-out images are less than a group (objective.group_size) for each rank, so not all are "
-                f"contrasted, or none; it takes {least}, with monitor.evaluate_images={least}"
-            )
-            plan = replace(plan, notes=(*plan.notes, note))
-    plan = replace(plan, notes=(*plan.notes, *_doubts(plan, config, data)))
+    plan = replace(plan, notes=(*plan.notes, *_doubts(plan, config, data, ranks)))
     info = describe_encoder(config, data)
     size = plan.batch_size_per_device
     costs = estimate_costs(config, info, num_classes=data.num_classes, batch_size_per_device=size)
     return Setup(config, ranks, device, data, plan, info, costs)
 
 
-def _doubts(plan: Plan, config: PretrainConfig, data: Data) -> Iterator[str]:
-    """Says whether images are enlarged, and steps few."""
-    (height, width), images = config.model.image_hw, data.index.split_info
-    if images.height[1] < height and images.width[1] < width:
-        largest = f"{images.height[1]} x {images.width[1]}"
-        yield f"the images are enlarged to {height} x {width} px: the largest has {largest}"
+def _doubts(plan: Plan, config: PretrainConfig, data: Data, ranks: Ranks) -> Iterator[str]:
+    """Says whether held-out images are few, images are enlarged, and steps are few."""
+    least = getattr(config.objective, "group_size", 0) * ranks.world_size
+    images = min(config.monitor.evaluate_images, len(data.held_out_index or ()))
+    if config.objective.grouping and 0 < images < least:
+        yield (
+            f"{images} held-out images are less than a group (objective.group_size) for each rank, so not all are "
+            f"contrasted, or none; it takes {least}, with monitor.evaluate_images={least}"
+        )
+    (height, width), info = config.model.image_hw, data.index.split_info
+    if info.height[1] < height and info.width[1] < width:
+        yield f"the images are enlarged to {height} x {width} px: the largest has {info.height[1]} x {info.width[1]}"
     if plan.total_steps < FEW_STEPS:
         yield (
             f"{count_of(plan.total_steps, 'step')} may be too few; give more train.steps or train.epochs. On "
