@@ -69,9 +69,9 @@ def run_predict(arguments: argparse.Namespace) -> int:
     run = expand_path(arguments.run_folder)
     out: Path = arguments.out or (run if run.is_dir() else run.parent) / "predicted.csv"
     if out.exists() and not arguments.out:
-        raise InputError(f"{out} has earlier predictions; give another file, such as --out predictions.csv")
+        raise InputError(f"{out} has earlier predictions; give another file, such as --out new_pictures.csv")
     if out.suffix != ".csv" or out.is_dir():
-        raise InputError(f"--out {out}: must end in .csv; give --out predictions.csv")
+        raise InputError(f"--out {out}: must end in .csv; give --out new_pictures.csv")
     try:
         _predict(arguments, out)
     except OSError as error:

@@ -94,17 +94,17 @@ class Times(NamedTuple):
         return max(free)
 
 
-def check_pretraining(plan: ComparisonPlan) -> None:
-    """Sets up what is still to be pretrained, in a process of its own.
+def check_pretraining(plan: ComparisonPlan, *, dry_run: bool = False) -> None:
+    """Sets up what is still to be pretrained, in a process of its own; a dry run may meet a folder in use.
 
     Raises:
         InputError: if a run cannot be set up; or if its folder is one where another has trained, or trains now.
     """
     if plan.pretraining:
-        apart(_check_pretraining, plan)
+        apart(_check_pretraining, plan, dry_run)
 
 
-def _check_pretraining(plan: ComparisonPlan) -> None:
+def _check_pretraining(plan: ComparisonPlan, dry_run: bool) -> None:
     for name, run in plan.pretraining.items():
         # Another machine may have what a run needs that it does.
         if not run.is_done() and not run.is_claimed():
@@ -126,7 +126,9 @@ def _check_pretraining(plan: ComparisonPlan) -> None:
         if checkpoint and checkpoint.step:
             _check_same(name, run, checkpoint.identity, elsewhere)
         if not run.is_claimed() and (user := folder.describe_user()):
-            raise InputError(f"pretrain.{name}: {user}, or give {elsewhere}")
+            if not dry_run:
+                raise InputError(f"pretrain.{name}: {user}, or give {elsewhere}")
+            print(f"warning: pretrain.{name}: {user}", flush=True)
 
 
 def _check_same(name: str, run: RunSpec, saved: Mapping[str, Any], elsewhere: str) -> None:
@@ -144,7 +146,7 @@ def _check_same(name: str, run: RunSpec, saved: Mapping[str, Any], elsewhere: st
     words = " ".join(f"pretrain.{name}.set.{key}={quote(str(value))}" for key, value in values.items())
     as_it_is = f"To use it as it is, add {words}" if own else "Undo these changes"
     raise InputError(
-        f"pretrain.{name}: {run.run_folder} belongs to another run: {identity.describe_differences(saved)}. "
+        f"pretrain.{name}: {run.run_folder} has other settings: {identity.describe_differences(saved)}. "
         f"{as_it_is}; or give {elsewhere}"
     )
 

@@ -84,7 +84,7 @@ def compare(arguments: Arguments, *, report: bool = False) -> Path:
     if not report:
         check(plan)
         check_data(plan)
-        check_pretraining(plan)
+        check_pretraining(plan, dry_run=arguments.dry_run)
     if arguments.dry_run:
         print(describe_plan(plan, shared_precision(config, protocol["precision"])))
         return folder

@@ -103,11 +103,10 @@ def describe_unfinished(plan: ComparisonPlan) -> str:
         now = {"settings": _settings(plan), "inputs": plan.digests}
         changed = _changed(plans[-1], now)[:_MOST_KEYS]
     if not changed:
-        return (
-            f"no run with these settings is finished in {plan.folder}; run the same command without --report"
-        )
+        unfinished = f"no fine-tuning run with these settings is finished in {plan.folder}"
+        return f"{unfinished}; run the same command without --report"
     others = f"{plan.folder} has runs with other settings ({', '.join(changed)})"
-    return f"no run with these settings is finished: {others}; give the same again"
+    return f"no fine-tuning run with these settings is finished: {others}; give the same again"
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ class OneLineParser(argparse.ArgumentParser):
             hint = closest(name[2:], [option[2:] for option in known], cutoff=0.55).replace('"', '"--', 1)
         if not hint:
             # An unknown option of a job is usually meant as a key of the config.
-            keys = "; settings are KEY.PATH=VALUE, such as run.name=try" if self._takes_keys else ""
+            keys = f"; for settings see `mae-vit config {name[2:]}`" if self._takes_keys else ""
             hint = f"known: {', '.join(known)}{keys}"
         self.error(f"unrecognized arguments: {name}; {hint}")
 

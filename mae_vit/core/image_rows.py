@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from mae_vit.core.bands import Bands
@@ -34,6 +35,14 @@ _MIN_SHOWN_PX = 64
 _LINE_PX, _LETTER_PX = 14, 6
 
 
+@cache
+def label_font() -> ImageFont.FreeTypeFont:
+    """Opens a font for names in most scripts; Pillow's own has English letters only."""
+    import matplotlib  # slow to import
+
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", 10)
+
+
 def draw_rows(rows: Sequence[Picture]) -> np.ndarray:
     """Draws one row for each picture, below its label: uint8 (height, width, 3)."""
     tiles = []
@@ -47,7 +56,7 @@ def draw_rows(rows: Sequence[Picture]) -> np.ndarray:
         lines = wrap(row.label, max(1, strip.shape[1] // _LETTER_PX)) or [""]
         label = Image.new("RGB", (strip.shape[1], _LINE_PX * len(lines)), "white")
         for number, line in enumerate(lines):
-            ImageDraw.Draw(label).text((2, 1 + _LINE_PX * number), line, fill="black")
+            ImageDraw.Draw(label).text((2, 1 + _LINE_PX * number), line, fill="black", font=label_font())
         tiles += [np.asarray(label), strip]
     return np.concatenate(tiles)
 

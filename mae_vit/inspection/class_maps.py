@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from mae_vit.core.image_rows import Picture
+from mae_vit.core.image_rows import Picture, label_font
 from mae_vit.inspection.figures import draw_tiles, to_png
 
 # Share of the class's color over the image.
@@ -52,11 +52,8 @@ def draw_class_maps(
         rows.append(Picture(title, tinted(images, torch.from_numpy(numbers).long(), len(classes))))
     tiles = draw_tiles(rows)
     shown = [number for number in np.unique(truth).tolist() if number > 0]
-    return to_png(
-        np.concatenate(
-            [tiles, _legend([classes[k] for k in shown], class_colors(len(classes))[shown], tiles.shape[1])]
-        )
-    )
+    legend = _legend([classes[k] for k in shown], class_colors(len(classes))[shown], tiles.shape[1])
+    return to_png(np.concatenate([tiles, legend]))
 
 
 def _legend(names: Sequence[str], colors: np.ndarray, width: int) -> np.ndarray:
@@ -67,5 +64,5 @@ def _legend(names: Sequence[str], colors: np.ndarray, width: int) -> np.ndarray:
     for number, (name, color) in enumerate(zip(names, colors.tolist(), strict=True)):
         top, left = _LINE_PX * (number // columns), _NAME_PX * (number % columns)
         draw.rectangle((left, top + 2, left + 10, top + 12), fill=tuple(color))
-        draw.text((left + 14, top + 1), name[: (_NAME_PX - 14) // 6], fill="black")
+        draw.text((left + 14, top + 1), name[: (_NAME_PX - 14) // 6], fill="black", font=label_font())
     return np.asarray(page)

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -125,6 +126,7 @@ class Images:
         classes: number of classes.
         held_out: images in the splits val and test; 0 if train has labels and test, alone, has none.
         tested: how many of these have labels and are in the split that results are measured on.
+        sampled: images of the sample, with those that cannot be read; 0 if prepared.
     """
 
     given: str
@@ -136,6 +138,7 @@ class Images:
     classes: int
     held_out: int
     tested: int
+    sampled: int = 0
 
     @property
     def share(self) -> str:
@@ -176,6 +179,8 @@ class Images:
         low, high = min(self.sides), max(self.sides)
         labels = f"{self.labeled:,} with labels of {count_of(self.classes, 'class', 'classes')}"
         of = "" if self.train == info.samples else f" ({info.samples} were looked at)"
+        if self.sampled > info.samples:
+            of = f" ({self.sampled - info.samples} of {self.sampled} that were looked at cannot be read)"
         held_out = f"{self.held_out:,}" if self.held_out else "none"
         return (
             f"{count_of(self.train, 'image')}, sides of {f'{low} to {high}' if low < high else low} px{of}; "
@@ -206,11 +211,12 @@ def look_at(path: str) -> Iterator[Images]:
         if not train:
             raise InputError(f"{path} has no images to train on; prepare them with --split train")
         sample = train[:: -(-len(train) // _SAMPLE)]
+        print(f"looking at {count_of(len(sample), 'image')}, in a temporary folder", file=sys.stderr)
         dataset = prepare([replace(source, entries=sample)], Path(scratch) / "data").dataset
         samples = Counter(entry.split for entry in source.entries)
         labeled = Counter(entry.split for entry in source.entries if entry.class_name is not None)
         counts = _counts(samples, labeled, len({entry.class_name for entry in train} - {None}))
-        yield Images(path, False, Path(scratch) / "data", dataset, *counts)
+        yield Images(path, False, Path(scratch) / "data", dataset, *counts, len(sample))
 
 
 def _counts(samples: Counter[str], labeled: Counter[str], classes: int) -> tuple[int, int, int, int, int]:

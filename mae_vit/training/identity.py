@@ -172,6 +172,6 @@ def check_identity(
     if differing := identity.differing_keys(saved, extend=extend):
         longer = ", --extend allows another length" if set(differing) <= set(LENGTH_KEYS) else ""
         raise InputError(
-            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. Undo these "
+            f"{place} has other settings: {identity.describe_differences(saved, extend=extend)}. Undo these "
             f"changes{longer}, or {otherwise}"
         )

@@ -131,10 +131,10 @@ class RunOutputs:
         loss = "overflow" if line["loss"] is None else f"{line['loss']:.4f}"
         rate = f"{format_rate(line['images_per_s'])} images/s"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss}, {rate}")
+            self._bar.set_postfix_str(f"batch loss {loss}, {rate}")
         else:
             self.say(
-                f"step {line['step']}/{self._plan.total_steps} epoch {line['epoch']:.2f} loss {loss} "
+                f"step {line['step']}/{self._plan.total_steps} epoch {line['epoch']:.2f} batch loss {loss} "
                 f"lr {line['lr']:.2e} {rate}{self._eta(line['step'])}"
             )
 

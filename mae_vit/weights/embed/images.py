@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -94,9 +94,13 @@ def open_images(
         return _open_shards(Path(spec), wanted, labels)
     if Path(spec).is_file() and extension_of(spec) not in (*ARCHIVE_EXTENSIONS, "parquet"):
         return _open_files([spec], splits)
-    return _open_source(
-        find_images(spec, out=out, split=_NO_SPLIT, labels=labels, class_folder="first"), Path(spec), wanted
-    )
+    find = partial(find_images, spec, out=out, split=_NO_SPLIT, class_folder="first")
+    try:
+        source = find(labels=labels)
+    except InputError as error:  # of labels, which are not needed, or raised again
+        source = find(labels=False)
+        source = replace(source, notes=(f"labels are left out: {error}", *source.notes))
+    return _open_source(source, Path(spec), wanted)
 
 
 def _open_files(specs: Sequence[str], splits: Sequence[str]) -> Images:

@@ -148,10 +148,13 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
     folder = colored
     if not prepared:
         photos = {f"{name}/{n}.jpg": encoded(picture(n)) for name in ("cats", "dogs") for n in range(20)}
-        folder = write_files(tmp_path / "my photos", photos)
+        folder = write_files(tmp_path / "my photos", {**photos, "cats/broken.jpg": b"none"})
     assert main(["recommend", str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
     assert len(lines) <= 15
+    assert ("1 of 41 that were looked at cannot be read" in " ".join(output.out.split())) != prepared
+    assert ("looking at 41 images, in a temporary folder" in output.err) != prepared
     names = [line.split()[0] for line in lines if not line.startswith(" ")]
     few = not prepared
     assert names == ["data", "machine", "preset", "time", "gain", *["warning"] * few, "commands"]

@@ -67,3 +67,8 @@ def test_a_label_that_is_too_long_for_its_row_goes_on_below():
     short, long = (draw_rows([Picture("word " * words, images)]) for words in (1, 12))
     assert long.shape == (short.shape[0] + 2 * 14, *short.shape[1:])
     assert (long[28:42].min(axis=(0, 1)) < 128).all(), "text in the third line"
+
+
+def test_labels_are_drawn_with_the_letters_of_other_languages():
+    drawn = [draw_rows([Picture(letter, IMAGES[:, :1])])[:14].tobytes() for letter in "äŁЖΩ"]
+    assert len(set(drawn)) == 4  # a missing letter is the same box

@@ -130,6 +130,18 @@ def test_a_flat_folder_has_neither_labels_nor_splits_and_paths_tell_the_files(we
     assert (row["split"], row["key"], row["path"]) == ("", "broken", "broken.png")
 
 
+def test_images_beside_a_folder_of_images_need_no_labels(weights, tmp_path, capsys, said):
+    for name in ("1.png", "sub/1.png", "sub/2.png"):
+        (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "new" / name).write_bytes(encoded(1, "png"))
+    assert call(weights, tmp_path / "new", "--out", tmp_path / "f") == 0
+    said(capsys.readouterr().out.splitlines()[0])
+    columns = read_output(tmp_path / "f")
+    assert set(columns) == {"features", "keys", "paths", "meta"}
+    assert columns["paths"].tolist() == [f"{key}.png" for key in columns["keys"]]
+    assert sorted(columns["keys"]) == ["1", "sub/1", "sub/2"]
+
+
 def test_files_of_images_are_taken_as_they_are_named(weights, photos, tmp_path):
     top, files = photos
     names = [*files][3:0:-1]

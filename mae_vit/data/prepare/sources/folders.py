@@ -133,7 +133,7 @@ def entries_from_paths(
             placed, labels = [(split, below[n] or parts) for n, (_, parts) in enumerate(placed)], False
         else:  # the wrapper holds class folders, and an image beside them
             placed = placed_below(below)
-    flat = _flat_splits(placed, where) if labels else {own for own, _ in placed}
+    flat = _flat_splits(placed, files, where) if labels else {own for own, _ in placed}
     keys: dict[str, dict[str, int]] = {}
     entries = []
     for (own, parts), (path, read) in zip(placed, files.images, strict=True):
@@ -169,16 +169,13 @@ def _checked_class(folder: str, where: str) -> str:
     return name
 
 
-def _flat_splits(placed: Sequence[tuple[str, Parts]], where: str) -> set[str]:
+def _flat_splits(placed: Sequence[tuple[str, Parts]], files: Listing, where: str) -> set[str]:
     """Returns the splits without class folders; raises InputError if some images of a split are in one."""
     classed = {own for own, parts in placed if len(parts) > 1}
-    flat: dict[str, str] = {}
-    for own, parts in placed:
-        if len(parts) == 1:
-            flat.setdefault(own, parts[0])
-    for own in sorted(classed & set(flat)):
-        raise InputError(
-            f'{where}: the image "{flat[own]}" is in no class folder, unlike others of split "{own}"; move it, or '
-            "use --no-labels"
-        )
-    return set(flat)
+    flat = {own for own, parts in placed if len(parts) == 1}
+    for (own, parts), (path, _) in zip(placed, files.images, strict=True):
+        if len(parts) == 1 and own in classed:
+            raise InputError(
+                f'{where}: the image "{path}" is in no class folder, unlike others; move it, or use --no-labels'
+            )
+    return flat
