@@ -112,9 +112,9 @@ def what_is_missing(dataset: Dataset, split: str, *, masks: bool) -> str:
         what, how = "masks", "with --masks DIR --mask-classes FILE"
     lacks = {} if dataset.is_labeled(split, masks) else {f"no {what}": how}
     if dataset.test_split(split, masks=masks) is None:
-        lacks[f'no split "test" or "val" with {what} to measure on'] = (
-            how if "val" in dataset.splits else "with --holdout 1/10"
-        )
+        # A val can be drawn only where there is none, and from a train that has labels.
+        drawn = "val" not in dataset.splits and not (lacks and "test" in dataset.splits)
+        lacks[f'no split "test" or "val" with {what} to measure on'] = "with --holdout 1/10" if drawn else how
     remedies = ", and ".join(dict.fromkeys(lacks.values()))
     return f"has {' and '.join(lacks)}; prepare it {remedies}" if lacks else ""
 

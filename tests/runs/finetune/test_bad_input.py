@@ -107,7 +107,7 @@ def test_a_folder_of_another_run_is_left_alone(call, pretrained, tmp_path, capsy
     """Scores do not replace other scores, nor training scores; a dry run says that the run will stop."""
     assert call("finetune.mode=knn", ckpt=pretrained) == 0
     before = (tmp_path / "run" / "results.json").read_bytes()
-    for mode, folder in (("few_shot", "belongs to"), ("finetune", "without checkpoints")):
+    for mode, folder in (("few_shot", "has other settings"), ("finetune", "without checkpoints")):
         capsys.readouterr()
         assert call(f"finetune.mode={mode}", ckpt=pretrained) == 2
         line = capsys.readouterr().err.splitlines()[-1]

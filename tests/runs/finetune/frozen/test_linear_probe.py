@@ -78,7 +78,7 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
     assert probe() == 0
     assert "is finished; results: " in capsys.readouterr().out
     assert probe("train.epochs=9") == 2
-    assert "belongs to" in capsys.readouterr().err
+    assert "has other settings" in capsys.readouterr().err
 
 
 def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, spy):
