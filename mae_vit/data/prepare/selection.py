@@ -15,11 +15,11 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SUBSET_HASH
 from mae_vit.data.batches.subset import first_by_hash
 from mae_vit.data.prepare.entries import Entry, ImageSource
-from mae_vit.data.shards.dataset_json import Processing
+from mae_vit.data.shards.dataset_json import TEST_SPLITS, Processing
 
 HOLDOUT_SPLIT = "val"
 # Results on these are compared: they stay whole.
-MEASURED = ("val", "test")
+MEASURED = TEST_SPLITS[::-1]
 _HOLDOUT_HASH = b"mae-vit holdout"
 
 
