@@ -279,7 +279,4 @@ def read_run_config(run: Path, text: str | None = None) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not the config of a run")
-    if isinstance(monitor := content.get("monitor"), dict):
-        # Shipped results have it; it changed no result.
-        monitor.pop("tracker_group", None)
     return content

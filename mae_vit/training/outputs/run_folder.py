@@ -37,7 +37,7 @@ _POLL_S = 0.2
 _LOCK = ".lock"
 # What runs write beside the attributes of `RunFolder`.
 _OTHER_FILES = (
-    *("config.yaml", "checkpoints/latest", "model.safetensors", "linear.safetensors"),
+    *("config.yaml", "model.safetensors", "linear.safetensors"),
     *("results.json", "predictions.csv", "test_reads.json", "overlays.png"),
 )
 _WAIT_OR_STOP = "wait or stop it (SIGTERM saves)"
