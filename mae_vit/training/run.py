@@ -145,7 +145,7 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
         setup.folder.trackers.unlink(missing_ok=True)
         for left in (setup.folder.incidents, setup.folder.pictures, setup.folder.tensorboard):
             shutil.rmtree(left, ignore_errors=True)
-    if checkpoint and checkpoint.step and checkpoint.path.parent.resolve() != own.resolve():
+    if checkpoint and not setup.folder.has(checkpoint):
         # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)

@@ -23,7 +23,7 @@ from mae_vit.core.files import nearest_existing, to_json, write_atomically, writ
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import WRITABLE_SCHEMES, check_url, is_url
 from mae_vit.runtime.locks import is_locked, try_lock
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, list_checkpoints
 from mae_vit.training.checkpoints.remote import RemoteRun
 
 Status = Literal["running", "interrupted", "done", "failed"]
@@ -145,6 +145,10 @@ class RunFolder:
     def bring(self, checkpoint: Path) -> Path:
         """Returns this node's folder of a checkpoint that rank 0 has; raises OSError."""
         return self.remote.bring(checkpoint) if self.remote else checkpoint
+
+    def has(self, checkpoint: CheckpointInfo | None) -> bool:
+        """Returns whether a checkpoint is the run's own; only rank 0 knows, whose folder the path names."""
+        return checkpoint is not None and checkpoint.path.parent.resolve() == self.checkpoints.resolve()
 
     def upload(self) -> None:
         """Uploads the changed files of a run with a URL, without checkpoints; raises OSError."""

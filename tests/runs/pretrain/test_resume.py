@@ -230,6 +230,9 @@ def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
     assert "--extend" in line
     assert call("train.steps=10", "--extend") == 0
     folder = tmp_path / "run"
+    # Also in a folder in which nothing was left to train.
+    assert call("train.steps=10", "--resume", str(folder), name="copy") == 0
+    assert call("train.steps=12", "--extend", name="copy") == 0
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 11))
     assert summary_of(folder)["steps"] == 10
     # From the seventh step on at the rates of a run of ten.
