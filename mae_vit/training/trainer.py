@@ -271,8 +271,8 @@ class Trainer:
             saved = self.saver.save(step, self.evals.best, self.recovery.guard.course, wait=wait)
         if last and not saved:
             raise TrainingFailed(
-                "the run's last state could not be saved; make room, then the same command resumes from the last "
-                "good checkpoint"
+                f"the run's last state could not be saved; make room, then {self.setup.folder.again} resumes from "
+                "the last good checkpoint"
             )
         return saved
 

@@ -48,6 +48,7 @@ class RunFolder:
 
     Attributes:
         remote: the folder behind a URL whose local copy this is; None without one.
+        again: what resumes the run, for messages.
         replaces: whether an earlier run here counts as none, and `lock` moves it aside.
     """
 
@@ -64,7 +65,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.plan = path / "plan.txt"
         self._environment = path / "environment.json"
-        self.replaces = False
+        self.replaces, self.again = False, "the same command"
         self._lock: BinaryIO | None = None
         self._facts: dict[str, bytes] | None = None
 
