@@ -38,12 +38,7 @@ from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.environment import versions_of
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import retention
-from mae_vit.training.startup import (
-    agree_on_precision,
-    foresee_start,
-    open_run_folder,
-    settle_precision,
-)
+from mae_vit.training.startup import agree_on_precision, foresee_start, open_run_folder, settle_precision
 
 _FULL = 0.9  # usable fraction of memory or disk; fragmentation and libraries take the rest
 _OPEN_FILES = 1024

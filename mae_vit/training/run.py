@@ -89,12 +89,7 @@ def build_trainer(
     stop = StopRequest(folder.again)
     watchdog = Watchdog(config.run.hang_timeout_s, rank=ranks.rank)
     evals = Evals(
-        engine,
-        watchdog,
-        held_out=job.held_out(),
-        probe=job.probe(),
-        selects=setup.selects,
-        best=best,
+        engine, watchdog, held_out=job.held_out(), probe=job.probe(), selects=setup.selects, best=best
     )
     # A comparison reads these.
     facts = {

@@ -243,9 +243,8 @@ class Engine(ABC):
 
     def restore_counters(self, state: TrainState) -> None:
         """Restores counters, loss scale, moving average and the layers' buffers; raises InputError if layers differ."""
-        buffers = persistent_buffers(self.objective)
         own = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.objective.named_parameters()}
-        own |= {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+        own |= {name: tuple(buffer.shape) for name, buffer in persistent_buffers(self.objective).items()}
         saved = {name: tuple(tensor.shape) for name, tensor in (state.parameters | state.buffers).items()}
         if other := sorted(name for name, _ in own.items() ^ saved.items()):  # a plug-in may have changed
             differ = f"the network and the checkpoint differ in {other[0]}"
