@@ -34,7 +34,7 @@ _DURATIONS = (
     ("train.warmup_steps", "train.warmup_epochs", "train.warmup_samples"),
 )
 # Keys that give the same thing in different ways; an override of one replaces the file's.
-_ALTERNATIVES = (
+ALTERNATIVES = (
     *_DURATIONS,
     ("optim.lr", "optim.blr"),
     ("checkpoint.every_steps", "checkpoint.every_epochs"),
@@ -44,7 +44,7 @@ _ALTERNATIVES = (
 
 def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
     """Removes the file's keys for what an override gives by another key."""
-    for group in _ALTERNATIVES:
+    for group in ALTERNATIVES:
         if not set(group).isdisjoint(overridden):
             for key in group:
                 section, _, name = key.partition(".")
@@ -114,7 +114,7 @@ def _apply_override(
         if not isinstance(node, dict):
             raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
     # In a comparison's `set` the keys are dotted.
-    for group in _ALTERNATIVES:
+    for group in ALTERNATIVES:
         if value is not None and path[-1] in group:
             for key in group:
                 node.pop(key, None)
@@ -279,7 +279,4 @@ def read_run_config(run: Path, text: str | None = None) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not the config of a run")
-    if isinstance(monitor := content.get("monitor"), dict):
-        # Shipped results have it; it changed no result.
-        monitor.pop("tracker_group", None)
     return content

@@ -21,12 +21,7 @@ from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, say_finished, score
 from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder, draws_noise
-from mae_vit.finetuning.plan_text import (
-    describe_outcome,
-    describe_plan,
-    describe_rates,
-    segmentation_notes,
-)
+from mae_vit.finetuning.plan_text import describe_outcome, describe_plan, describe_rates, segmentation_notes
 from mae_vit.finetuning.setup import Setup
 from mae_vit.finetuning.training import Training
 from mae_vit.models.encoders.base import LoadReport

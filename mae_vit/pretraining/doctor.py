@@ -33,15 +33,12 @@ from mae_vit.pretraining.setup import Setup, initialize, least_kept, set_up
 from mae_vit.runtime.device import find_device, free_memory_gib
 from mae_vit.runtime.process_group import join, meet
 from mae_vit.runtime.ranks import Ranks, gather_objects
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, list_checkpoints
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.environment import versions_of
+from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import retention
-from mae_vit.training.startup import (
-    agree_on_precision,
-    foresee_start,
-    open_run_folder,
-    settle_precision,
-)
+from mae_vit.training.startup import agree_on_precision, foresee_start, open_run_folder, settle_precision
 
 _FULL = 0.9  # usable fraction of memory or disk; fragmentation and libraries take the rest
 _OPEN_FILES = 1024
@@ -121,7 +118,7 @@ def _examine_run(
     if checkpoint is None and config.model.init is not None:
         initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
     setup, chosen = settle_precision(setup, checkpoint, chosen)
-    checks = [*check_devices(ranks, setup.device, chosen), *check_run(setup, folder.path)]
+    checks = [*check_devices(ranks, setup.device, chosen), *check_run(setup, folder, checkpoint)]
     if stop:
         checks.append(Check("warn", "run", f"nothing is trained now; the run itself will stop: {stop}"))
     return describe_plan(setup, folder, checkpoint, chosen) + "\n\n", checks
@@ -162,7 +159,7 @@ def check_devices(ranks: Ranks, device: torch.device, precision: Chosen) -> list
     return checks
 
 
-def check_run(setup: Setup, folder: Path) -> list[Check]:
+def check_run(setup: Setup, folder: RunFolder, checkpoint: CheckpointInfo | None) -> list[Check]:
     """Checks memory, disk, loading and data of a run."""
     config, ranks = setup.config, setup.ranks
     height, width = setup.info.img_size
@@ -171,9 +168,11 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     ring_bytes = (
         slots * batch_size * setup.info.in_chans * height * width * setup.data.source.source.dtype.itemsize
     )
+    kept, needed = retention(config, setup.plan, setup.costs)
+    there = list_checkpoints(folder.checkpoints) if folder.has(checkpoint) else []
     return [
         check_memory(setup),
-        check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
+        check_disk(folder.path, needed - min(kept, len(there)) * setup.costs.checkpoint_bytes),
         *check_loading(setup.data, ring_bytes, ranks),
         check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),
     ]
@@ -203,7 +202,7 @@ def check_memory(setup: Setup) -> Check:
 
 
 def check_disk(folder: Path, needed: int) -> Check:
-    """Compares the size of a run's files, in bytes, with the free space of its disk."""
+    """Compares the size of the files that a run still writes, in bytes, with the free space of its disk."""
     place = nearest_existing(folder)
     free = shutil.disk_usage(place).free
     text = f"{needed / 2**30:.2f} GiB for checkpoints and results; {place} has {free / 2**30:.1f} GiB free"

@@ -102,10 +102,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     if config.objective.uses_labels:
         data.check_labels()
     plan = make_plan(
-        config,
-        num_samples=data.num_samples,
-        world_size=ranks.world_size,
-        probe_size=len(data.probe_split),
+        config, num_samples=data.num_samples, world_size=ranks.world_size, probe_size=len(data.probe_split)
     )
     if grouping := config.objective.grouping:
         check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())

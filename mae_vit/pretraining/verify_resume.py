@@ -27,7 +27,7 @@ from typing import Any
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from mae_vit.config.load import load_config
+from mae_vit.config.load import ALTERNATIVES, load_config
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, format_duration
@@ -46,7 +46,7 @@ from mae_vit.training.outputs.run_folder import RunFolder
 _STEPS, _SAVE_EVERY = 40, 4
 _SETTINGS = (
     *("run.device=cpu", "train.engine=torch", "train.zero_stage=0", "train.compile=false"),
-    *(f"train.steps={_STEPS}", f"train.warmup_steps={_STEPS // 10}", "data.workers=0"),
+    *(f"train.steps={_STEPS}", f"train.warmup_steps={_STEPS // 10}"),
     *(f"checkpoint.every_steps={_SAVE_EVERY}", "checkpoint.every_minutes=null", "checkpoint.keep_every=null"),
     *("monitor.log_every_steps=1", f"monitor.evaluate_every_steps={_STEPS}", "monitor.probe_queries=0"),
     *("monitor.tensorboard=false", "monitor.trackers=null"),
@@ -84,9 +84,15 @@ def verify_resume(config: Path, overrides: Sequence[str], *, kills: int, folder:
         What differs from what is promised; empty if nothing does.
 
     Raises:
-        InputError: for a config that is invalid, or a run that fails by itself.
+        InputError: for an invalid config, an override of what the runs need, or a run that fails by itself.
     """
-    words = [str(config), *overrides, *_SETTINGS]
+    for override in overrides:
+        key = override.partition("=")[0]
+        same = next((group for group in ALTERNATIVES if key in group), (key,))
+        for setting in (*_SETTINGS, f"run.dir={folder}"):
+            if setting.partition("=")[0] in same:
+                raise InputError(f'override "{override}": verify-resume itself sets {setting}; leave it out')
+    words = [str(config), "data.workers=0", *overrides, *_SETTINGS]
     settings = load_config(PretrainConfig, config, words[1:])
     if settings.data.path == _DIGITS and not Path(_DIGITS).exists():
         prepare([find_images("digits", out=folder / "digits")], folder / "digits")

@@ -175,8 +175,9 @@ class StopRequest:
     `deepspeed` runner kills only the runner, so a thread watches the launchers above this process.
     """
 
-    def __init__(self) -> None:
-        self.reason = early_signal()
+    def __init__(self, again: str = "the same command") -> None:
+        """Starts to listen; `again` is what resumes the run, for messages."""
+        self.reason, self._again = early_signal(), again
         self._ended = False
         # Python lets only the main thread handle signals.
         if threading.current_thread() is threading.main_thread():
@@ -226,7 +227,7 @@ class StopRequest:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT:
             if self.reason == "SIGINT":
-                _end_now("interrupted without saving; the same command resumes from the last checkpoint")
+                _end_now(f"interrupted without saving; {self._again} resumes from the last checkpoint")
             _say("stopping after at most two more steps, and saving; Ctrl-C again ends without saving")
         self.reason = self.reason or signal.Signals(number).name
 

@@ -141,7 +141,7 @@ class Quarantine:
         return (
             f"{len(self._shared):,} of {self._total:,} samples are damaged, data.damage_budget={self._share:g} allows "
             f"{allowed:,}; {self.path} lists them. Repair the shards (see `mae-vit check {self._data_path}`) or raise "
-            "the budget; the same command resumes"
+            "the budget, then resume"
         )
 
     def note(self, step: int, damages: Iterable[Damage]) -> int:

@@ -66,10 +66,10 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
         print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
         print("\n".join([*lines, *trainer.outputs.files()]))
     elif setup.engine.ranks.rank == 0:
-        how = "after saving; the same command resumes"
+        how = f"after saving; {setup.folder.again} resumes"
         if not outcome.saved:
             saved = list_checkpoints(setup.folder.checkpoints)
-            how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
+            how = f"and could not save it; {setup.folder.again} resumes from step {step_of(saved[-1]) if saved else 0}"
         print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
     if not outcome.finished:
         raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
@@ -86,14 +86,10 @@ def build_trainer(
     except BrokenCheckpoint as error:
         raise InputError(str(error)) from None
     run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
-    stop, watchdog = StopRequest(), Watchdog(config.run.hang_timeout_s, rank=ranks.rank)
+    stop = StopRequest(folder.again)
+    watchdog = Watchdog(config.run.hang_timeout_s, rank=ranks.rank)
     evals = Evals(
-        engine,
-        watchdog,
-        held_out=job.held_out(),
-        probe=job.probe(),
-        selects=setup.selects,
-        best=best,
+        engine, watchdog, held_out=job.held_out(), probe=job.probe(), selects=setup.selects, best=best
     )
     # A comparison reads these.
     facts = {
@@ -139,13 +135,13 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     if checkpoint is None:
         if any(step_of(path) for path in list_checkpoints(own)):
             raise InputError(
-                f"another process has begun this run in {own.parent}; the same command resumes it"
+                f"another process has begun this run in {own.parent}; {setup.folder.again} resumes it"
             )
         # What an earlier start here has left, which trained nothing.
         setup.folder.trackers.unlink(missing_ok=True)
         for left in (setup.folder.incidents, setup.folder.pictures, setup.folder.tensorboard):
             shutil.rmtree(left, ignore_errors=True)
-    if checkpoint and checkpoint.step and checkpoint.path.parent.resolve() != own.resolve():
+    if checkpoint and not setup.folder.has(checkpoint):
         # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
@@ -201,13 +197,13 @@ def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
     except RemoteError as error:
         if outcome.finished:
             kind = RemoteUnavailable if isinstance(error, RemoteUnavailable) else TrainingFailed
-            problem = kind(f"{error}; the last state is saved. The same command resumes")
+            problem = kind(f"{error}; the last state is saved, and {setup.folder.again} resumes")
         else:
             outputs.say(f"warning: {error}")
     except OSError as error:
         problem = TrainingFailed(
             f"results cannot be written to {setup.folder.path}: {error_reason(error)}; the last state is saved. "
-            "Make room, then the same command resumes"
+            f"Make room, then {setup.folder.again} resumes"
         )
     if problem := broadcast_from_rank_zero(problem, ranks):
         raise problem

@@ -213,6 +213,8 @@ def resume_or_start(
 ) -> CheckpointInfo | None:
     """Joins the ranks and returns the checkpoint to resume from, None for a fresh start; or raises InputError."""
     ranks, identity = setup.ranks, setup.identity
+    if arguments.resume == "never":
+        folder.again += " without --resume never"
     if setup.config.run.deterministic:
         enable_determinism()
     init_process_group(setup.config, setup.device, ranks)

@@ -17,6 +17,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import noise_seed
 from mae_vit.data.order.order import Skipped
 from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.ranks import run_on_rank_zero
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.checkpoints.checkpoint import BrokenCheckpoint, CheckpointInfo, load_together
@@ -152,11 +153,9 @@ class Trainer:
         step = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.evals.probe_first(self.outputs)
-            # A rollback needs this checkpoint if a step before the next save is bad.
-            try:
-                self.save(0)
-            except BadStep:
-                raise TrainingFailed("the initial weights are not finite; give others") from None
+        # A rollback needs this checkpoint if a step before the next save is bad.
+        if not run_on_rank_zero(lambda: self.setup.folder.has(checkpoint), self.ranks):
+            self.save(step)
         while True:
             try:
                 return self.train(step)
@@ -272,8 +271,8 @@ class Trainer:
             saved = self.saver.save(step, self.evals.best, self.recovery.guard.course, wait=wait)
         if last and not saved:
             raise TrainingFailed(
-                "the run's last state could not be saved; make room, then the same command resumes from the last "
-                "good checkpoint"
+                f"the run's last state could not be saved; make room, then {self.setup.folder.again} resumes from "
+                "the last good checkpoint"
             )
         return saved
 

@@ -8,7 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from mae_vit.cli.main import main
+from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
+from mae_vit.core.errors import InputError
+from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import verify_resume
 from mae_vit.pretraining.verify_resume import Record, _differences
 
@@ -55,12 +58,18 @@ def test_differences_are_named(record, tmp_path, said):
 
 @pytest.mark.parametrize(
     ("words", "tensor", "counts"),
-    [([], "a", True), (["model.drop_rate=0.1"], "a", False), ([], "norm.running_mean", False)],
+    [
+        (["data.workers=1"], "a", True),
+        (["model.drop_rate=0.1"], "a", False),
+        ([], "norm.running_mean", False),
+    ],
 )
 def test_losses_on_other_ranks_count_without_noise_and_batch_norm(
     record, digits, tmp_path, monkeypatch, words, tensor, counts
 ):
-    def run(words, folder, ranks, chance, bar):
+    def run(given, folder, ranks, chance, bar):
+        workers = load_config(PretrainConfig, find_config("mae_digits"), given[1:]).data.workers
+        assert workers == ("data.workers=1" in words)
         return replace(record, losses={1: 0.5, 2: 0.41, 3: 0.3}) if folder.name == "changing" else record
 
     monkeypatch.setattr(verify_resume, "_run", run)
@@ -75,3 +84,7 @@ def test_bad_options_are_one_line(tmp_path, capsys, said):
         assert main(["verify-resume", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         said(line)
+    for word in ("train.engine=deepspeed", "checkpoint.every_epochs=1"):
+        with pytest.raises(InputError) as refused:
+            verify_resume.verify_resume(find_config("mae_digits"), [word], kills=3, folder=tmp_path)
+        said(refused)

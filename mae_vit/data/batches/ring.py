@@ -138,8 +138,7 @@ def _receive(answer: Any, workers: dict[Connection, Any]) -> tuple[int, int, tup
         worker.join()
         code = f"{worker.exitcode} (killed)" if worker.exitcode < 0 else worker.exitcode
         raise TrainingFailed(
-            f"data worker {worker.pid} ended with code {code}: is the memory full? Give a smaller data.workers; the "
-            "same command resumes"
+            f"data worker {worker.pid} ended with code {code}: is the memory full? Resume with a smaller data.workers"
         ) from None
 
 

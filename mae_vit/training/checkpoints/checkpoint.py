@@ -8,8 +8,8 @@
 - `state.json`: step, optimizer step, loss scale, step and score of the best weights, loss
   history, identity of the run, checksums.
 
-The folder is written under a temporary name and renamed when it is complete. The file `latest`
-changes last. Nothing in a checkpoint can execute code.
+The folder is written under a temporary name and renamed when it is complete. Nothing in a
+checkpoint can execute code.
 """
 
 from __future__ import annotations
@@ -187,7 +187,6 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
         shutil.rmtree(partial, ignore_errors=True)
         raise
     fsync_path(folder)
-    write_atomically(folder / "latest", f"{final.name}\n".encode())
     return final
 
 

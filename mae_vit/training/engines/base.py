@@ -28,7 +28,7 @@ from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.training.engines.compiled_cache import keep_compiled
 from mae_vit.training.engines.cost import BLOCKS
 from mae_vit.training.engines.precision import Autocast, Precision
-from mae_vit.training.engines.state import EMA, LossScale, Staging, TrainState, persistent_buffers
+from mae_vit.training.engines.state import EMA, LossScale, Staging, TrainState, persistent_buffers, put_back
 from mae_vit.training.optim import OptimizerOptions, make_optimizer
 
 NamedTensors = Iterable[tuple[str, Tensor]]
@@ -87,6 +87,7 @@ class Engine(ABC):
         self.device = device
         self.loss_scale = LossScale() if options.precision == "fp16" else None
         self.updates = 0
+        self._keep_buffers()
         # Cached: walking `named_parameters()` in every step costs as much as clipping.
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
@@ -120,6 +121,10 @@ class Engine(ABC):
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.reduce_buffers()
         result = self._update()
+        if result.skipped:
+            put_back(self.objective, self._kept)
+        elif self._kept:
+            self._keep_buffers()
         if self.average is not None and not result.skipped:
             self.average.update(self.updates)
         return result
@@ -127,6 +132,11 @@ class Engine(ABC):
     @abstractmethod
     def _update(self) -> StepResult:
         """Takes a step at the rates of the optimizer's groups."""
+
+    def _keep_buffers(self) -> None:
+        # In fp16 an overflow would stay in the statistics of BatchNorm for good.
+        kept = {} if self.loss_scale is None else persistent_buffers(self.objective)
+        self._kept = {name: buffer.clone() for name, buffer in kept.items()}
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
@@ -233,15 +243,14 @@ class Engine(ABC):
 
     def restore_counters(self, state: TrainState) -> None:
         """Restores counters, loss scale, moving average and the layers' buffers; raises InputError if layers differ."""
-        buffers = persistent_buffers(self.objective)
         own = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.objective.named_parameters()}
-        own |= {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+        own |= {name: tuple(buffer.shape) for name, buffer in persistent_buffers(self.objective).items()}
         saved = {name: tuple(tensor.shape) for name, tensor in (state.parameters | state.buffers).items()}
         if other := sorted(name for name, _ in own.items() ^ saved.items()):  # a plug-in may have changed
             differ = f"the network and the checkpoint differ in {other[0]}"
             raise InputError(f"{differ}; give another run.dir, or restore the plug-in")
-        for name, buffer in buffers.items():
-            buffer.copy_(state.buffers[name])
+        put_back(self.objective, state.buffers)
+        self._keep_buffers()
         self.updates = state.optimizer_step
         if self.average is not None:
             self.average.restore(state.average)

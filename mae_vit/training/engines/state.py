@@ -183,10 +183,10 @@ class TrainState:
     course: LossHistory = field(default_factory=LossHistory)
 
     def is_finite(self) -> bool:
-        """Returns whether parameters and optimizer states are finite; the loss precedes the update and cannot tell."""
+        """Returns whether parameters, buffers and slots are finite; the loss precedes the update and cannot tell."""
         return all(
             bool(tensor.isfinite().all())
-            for tensors in (self.parameters, *self.optimizer_states.values())
+            for tensors in (self.parameters, self.buffers, *self.optimizer_states.values())
             for tensor in tensors.values()
         )
 
@@ -199,6 +199,12 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     }
+
+
+def put_back(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Copies kept values to the persistent buffers of the model."""
+    for name, buffer in persistent_buffers(model).items():
+        buffer.copy_(kept[name])
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import Engine, StepOptions, StepResult
-from mae_vit.training.engines.state import persistent_buffers
+from mae_vit.training.engines.state import persistent_buffers, put_back
 
 # The engine averages the layers' statistics itself, after each step. torch 2.15 renamed the option.
 _NO_SYNC_OF_BUFFERS = (
@@ -56,16 +56,14 @@ class DataParallel(nn.Module):
         first pass must not skip the reduction.
         """
         self._laid_out = True
-        buffers = persistent_buffers(self._ddp.module)
-        kept = {name: buffer.clone() for name, buffer in buffers.items()}
+        kept = {name: buffer.clone() for name, buffer in persistent_buffers(self._ddp.module).items()}
         devices = [batch.images.device] if batch.images.is_cuda else []
         with torch.random.fork_rng(devices=devices):
             for _ in range(2):
                 self._ddp(batch).loss.backward()
                 for parameter in self._ddp.module.parameters():
                     parameter.grad = None
-        for name, buffer in buffers.items():
-            buffer.copy_(kept[name])
+        put_back(self._ddp.module, kept)
 
 
 class TorchEngine(Engine):

@@ -23,7 +23,7 @@ from mae_vit.core.files import nearest_existing, to_json, write_atomically, writ
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import WRITABLE_SCHEMES, check_url, is_url
 from mae_vit.runtime.locks import is_locked, try_lock
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, list_checkpoints
 from mae_vit.training.checkpoints.remote import RemoteRun
 
 Status = Literal["running", "interrupted", "done", "failed"]
@@ -37,7 +37,7 @@ _POLL_S = 0.2
 _LOCK = ".lock"
 # What runs write beside the attributes of `RunFolder`.
 _OTHER_FILES = (
-    *("config.yaml", "checkpoints/latest", "model.safetensors", "linear.safetensors"),
+    *("config.yaml", "model.safetensors", "linear.safetensors"),
     *("results.json", "predictions.csv", "test_reads.json", "overlays.png"),
 )
 _WAIT_OR_STOP = "wait or stop it (SIGTERM saves)"
@@ -48,6 +48,7 @@ class RunFolder:
 
     Attributes:
         remote: the folder behind a URL whose local copy this is; None without one.
+        again: what resumes the run, for messages.
         replaces: whether an earlier run here counts as none, and `lock` moves it aside.
     """
 
@@ -64,7 +65,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.plan = path / "plan.txt"
         self._environment = path / "environment.json"
-        self.replaces = False
+        self.replaces, self.again = False, "the same command"
         self._lock: BinaryIO | None = None
         self._facts: dict[str, bytes] | None = None
 
@@ -145,6 +146,10 @@ class RunFolder:
     def bring(self, checkpoint: Path) -> Path:
         """Returns this node's folder of a checkpoint that rank 0 has; raises OSError."""
         return self.remote.bring(checkpoint) if self.remote else checkpoint
+
+    def has(self, checkpoint: CheckpointInfo | None) -> bool:
+        """Returns whether a checkpoint is the run's own; only rank 0 knows, whose folder the path names."""
+        return checkpoint is not None and checkpoint.path.parent.resolve() == self.checkpoints.resolve()
 
     def upload(self) -> None:
         """Uploads the changed files of a run with a URL, without checkpoints; raises OSError."""

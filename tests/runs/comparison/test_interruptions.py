@@ -43,7 +43,7 @@ def test_stopped_it_saves_and_leaves_nothing_running(digits, tmp_path):
     folder = tmp_path / "run"
     process = start(config, folder)
     try:
-        wait_for(folder, "pretrain-mae/*/checkpoints/latest", process)
+        wait_for(folder, "pretrain-mae/*/checkpoints/step-*", process)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(240) == 75, process.stderr.read()
@@ -62,7 +62,7 @@ def test_killed_three_times_it_ends_with_the_same_table(digits, tmp_path):
     assert run(*compare_command(config, tmp_path / "straight"), timeout=900).returncode == 0
     folder, chance = tmp_path / "killed", random.Random(0)
     for pattern in (
-        "pretrain-mae/*/checkpoints/latest",
+        "pretrain-mae/*/checkpoints/step-*",
         "vit-*/*/metrics.jsonl",
         "simplecnn/*/metrics.jsonl",
     ):

@@ -140,13 +140,20 @@ def test_a_run_that_cannot_be_set_up_is_bad_input(doctor, tmp_path, monkeypatch)
         assert re.fullmatch(rf"error: .*{said}.*\n", output)
 
 
-def test_a_folder_of_an_earlier_run_is_a_warning(doctor, arguments, tmp_path):
+def test_a_folder_of_an_earlier_run_is_a_warning(doctor, arguments, tmp_path, monkeypatch):
     """Doctor and dry run train nothing there: they say what the run itself will do."""
-    short = ["train.steps=1", "train.warmup_steps=0", "monitor.tensorboard=false"]
+    short = ["train.steps=1", "train.warmup_steps=0", "monitor.tensorboard=false", "checkpoint.keep_last=1"]
     assert pretrain_main([*arguments, *short]) == 0
     code, checks, output = doctor(*short)
     assert (code, "run" in checks) == (0, False)
     assert f"run         {tmp_path / 'run'}, is finished (step 1)" in output
+    # One of two checkpoints is there, and a run that begins anew moves it aside.
+    size = sum(file.stat().st_size for file in (tmp_path / "run" / "checkpoints").rglob("*.*"))
+    with monkeypatch.context() as patch:
+        usage = shutil.disk_usage("/")._replace(free=int(1.7 * size))
+        patch.setattr(examining.shutil, "disk_usage", lambda path: usage)
+        assert doctor(*short)[1]["disk"][0][0] == "ok"
+        assert pretrain_main([*arguments, *short, "--resume", "never", "--dry-run"]) == 1
     code, checks, output = doctor(*short, "train.steps=2")
     ((status, text),) = checks["run"]
     assert (code, status) == (0, "warn")

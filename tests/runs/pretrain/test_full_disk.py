@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
         text=True,
     )
     try:
-        wait_until((folder / "checkpoints" / "latest").exists)
+        wait_until(lambda: list_checkpoints(folder / "checkpoints"))
         fill(place / "filler")
         error = ""
         # Both are said once it is met.

@@ -159,7 +159,8 @@ def test_resume_from_another_folder(call, tmp_path, capsys, checkpoint, encoder,
     assert "objective.mask_ratio was 0.75" in one_line(capsys)
 
 
-def test_a_stop_whose_save_fails_says_where_it_will_resume(call, capsys, monkeypatch):
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_stop_whose_save_fails_says_where_it_will_resume(call, capsys, monkeypatch, resume):
     whole = saver.save_checkpoint
 
     def full(folder, *, step, **more):
@@ -169,10 +170,11 @@ def test_a_stop_whose_save_fails_says_where_it_will_resume(call, capsys, monkeyp
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(saver, "save_checkpoint", full)
-    assert call("train.steps=20", "checkpoint.every_steps=2") == 75
+    assert call("train.steps=20", "checkpoint.every_steps=2", "--resume", resume) == 75
     said = capsys.readouterr().out
     assert "/20 " in said
-    assert "from step 0" in said
+    without = " without --resume never" if resume == "never" else ""
+    assert f"; the same command{without} resumes from step 0" in said
     assert "after saving" not in said
 
 
@@ -230,6 +232,9 @@ def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
     assert "--extend" in line
     assert call("train.steps=10", "--extend") == 0
     folder = tmp_path / "run"
+    # Also in a folder in which nothing was left to train.
+    assert call("train.steps=10", "--resume", str(folder), name="copy") == 0
+    assert call("train.steps=12", "--extend", name="copy") == 0
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 11))
     assert summary_of(folder)["steps"] == 10
     # From the seventh step on at the rates of a run of ten.

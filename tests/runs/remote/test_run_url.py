@@ -191,7 +191,9 @@ def test_a_store_that_refuses_the_results_is_named_alone(options, tmp_path, erro
     url = f"file://{tmp_path}/store/run"
     done = on_new_machine(tmp_path, *options, f"run.dir={url}", FAILS_FOR="encoder.safetensors", ERROR=error)
     assert done.returncode == code, done.stderr
-    refused = f"error: {url} cannot be written: the store is full; the last state is saved. The same command"
+    refused = (
+        f"error: {url} cannot be written: the store is full; the last state is saved, and the same command"
+    )
     assert refused in done.stderr
     assert "Make room" not in done.stderr
 

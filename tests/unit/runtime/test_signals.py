@@ -12,7 +12,7 @@ from helpers.commands import run
 _LONG_STEP = """
 import hashlib
 from mae_vit.runtime.signals import StopRequest
-stop = StopRequest()
+stop = StopRequest("another command")
 print("in a step", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
@@ -54,4 +54,4 @@ def test_a_second_ctrl_c_ends_the_process_within_a_long_operation():
         process.kill()
     assert process.returncode == 130
     assert "Ctrl-C again" in errors
-    assert errors.splitlines()[-1].startswith("interrupted without saving")
+    assert errors.splitlines()[-1].startswith("interrupted without saving; another command resumes")

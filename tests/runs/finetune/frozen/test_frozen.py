@@ -193,9 +193,6 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
 def test_a_plan_reads_the_run_behind_its_url(call, pretrained, scored, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     url = f"file://{scored.parent}"
-    config = scored.with_name("config.yaml")
-    # As results that were written earlier have it.
-    config.write_text(config.read_text().replace("monitor:\n", "monitor:\n  tracker_group: null\n"))
     assert call(KNN, f"run.dir={url}", "--dry-run", ckpt=pretrained) == 0
     assert f": {url}/results.json" in capsys.readouterr().out
     assert call("finetune.mode=few_shot", f"run.dir={url}", "--dry-run", ckpt=pretrained) == 0

@@ -173,7 +173,7 @@ def test_the_folder_of_a_run_without_a_url_may_get_one(run, tmp_path):
     assert steps(disk) == [1]
     save(disk, 3)
     left = {path.name for path in (folder / "checkpoints").iterdir()}
-    assert left == {"latest", "step-00000001", "step-00000003"}
+    assert left == {"step-00000001", "step-00000003"}
 
 
 @pytest.mark.parametrize("file", ["state.json", "parameters.safetensors"])

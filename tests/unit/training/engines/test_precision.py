@@ -1,9 +1,11 @@
 """`train.precision`: what "auto" is on which device, and who is warned."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from workers.plain_loop import Normed, batch_of
 
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
@@ -11,8 +13,11 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.engines import precision
+from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.precision import Chosen, choose_precision
+from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.identity import Identity, check_identity
+from mae_vit.training.optim import OptimizerOptions
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -91,3 +96,27 @@ def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
         assert settled.config.train.precision == chosen.precision == expected
         assert chosen.why.startswith("auto: ")
         assert ("48 times slower" in chosen.warning) == (checkpoint is not None)
+
+
+def test_an_overflow_leaves_no_trace_in_statistics():
+    options = StepOptions(OptimizerOptions("sgd", 0.0, momentum=0.9), None, "fp16", 16, 1)
+    engine = TorchEngine(Normed(), options, Ranks(), CPU)
+    good = batch_of(0)
+
+    def step(batch) -> bool:
+        engine.backward(engine.forward(batch).loss)
+        return engine.step(0.1).skipped
+
+    overflowing = replace(good, images=good.images.float() * 1e9)
+    before = engine.gather()
+    assert step(overflowing)
+    assert not step(good)
+    after = engine.gather()
+    for state in (before, after):
+        engine.restore(state)
+        assert step(overflowing)
+        now = engine.gather().buffers
+        assert all(tensor.equal(now[name]) for name, tensor in state.buffers.items())
+    assert not after.buffers["layers.1.running_mean"].equal(before.buffers["layers.1.running_mean"])
+    after.buffers["layers.1.running_mean"][0] = float("nan")
+    assert not after.is_finite()
