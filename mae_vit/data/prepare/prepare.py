@@ -111,8 +111,8 @@ def prepare(
         # and our own order `blocks`, would see one class at a time.
         order = permute(np.arange(len(chosen)), len(chosen), derive_key(_SEED, RngStream.PREPARE, 0))
         mixed = without_damaged_masks((chosen[number] for number in order), unreadable)
-        images = copies.passed(
-            convert_entries(mixed, kept, workers, doing, unreadable, count=len(chosen)), split
+        images = convert_entries(
+            mixed, kept, workers, doing, unreadable, count=len(chosen), skips=copies.skips
         )
         try:
             with closing(images):
@@ -135,7 +135,7 @@ def prepare(
             notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
     left_out = [item for source in (*sources, *selection.extra) for item in source.left_out.items()]
-    notes += copies.notes() + dataset_notes(dataset)
+    notes += copies.notes(unreadable) + dataset_notes(dataset)
     return Report(dataset, written, unreadable, notes, conversions, left_out + copies.left_out())
 
 
