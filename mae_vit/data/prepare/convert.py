@@ -83,10 +83,10 @@ class Conversion:
 
 
 def as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
-    """Takes what NPY does not state from an earlier description: scale and missing value, if not set, and names."""
+    """Takes what files do not state from a description: 8 bits; or scale and missing value, if not set, and names."""
     table = known.band_table if known else None
     if table is None:
-        return wanted
+        return replace(wanted, take=EIGHT_BIT) if known and not wanted.of_bands else wanted
     by = table.scale.by.partition(" ")[0]
     scale = (table.scale.low[0], table.scale.high[0]) if by == "given" else by
     nodata = table.nodata if wanted.nodata is None else wanted.nodata
