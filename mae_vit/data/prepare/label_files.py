@@ -141,9 +141,10 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     if any(source.segmentation for source in sources):
         raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
     found = find_images(spec, options.out, labels=False)
-    entries = [entry for entry in found.entries if entry.split == "train"]
+    ours = ("train", "unlabeled")
+    entries = [replace(entry, split="train") for entry in found.entries if entry.split in ours]
     notes, names = list(found.notes), ", ".join(dict.fromkeys(source.name for source in sources))
-    others = [entry for entry in found.entries if entry.split != "train"]
+    others = [entry for entry in found.entries if entry.split not in ours]
     if left_out := {entry.path: f"of split {entry.split}" for entry in others}:
         notes.append(f"left out {count_of(len(left_out), 'image')} of {spec} in folders of other splits")
     labeled = [entry for source in sources for entry in source.entries]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from mae_vit.data.prepare.bands import shared_layout
 from mae_vit.data.prepare.convert import Conversion, Converted, as_before, convert_entries
 from mae_vit.data.prepare.copies import Copies
 from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note, without_damaged_masks
 from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
@@ -88,14 +89,14 @@ def prepare(
     origin = {split: source_of.get(split) or source_of["train"] for split in by_split}
     processing = {n: _processing(n, one.described, selection, conversion) for n, one in origin.items()}
     remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
-    _check_splits(by_split, existing, out, conversion, overwrite=overwrite)
+    _check_splits(origin, existing, out, overwrite=overwrite, scaled=conversion.scale is not None)
     classes = _agree_on_classes(sources, by_split, existing, out)
     masked = existing if any(info.masks for info in remaining.values()) else None
     segmentation = agreed_segmentation(sources, masked.segmentation if masked else None)
     exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
     dataset = existing.model_copy(update={"splits": remaining}) if existing and remaining else None
     copies, unreadable, conversions = Copies.of(by_split, selection), list[str](), Counter[str]()
-    notes = [note for source in (*sources, *selection.extra) for note in source.notes]
+    notes = [note for source in (*sources, *selection.extra) for note in source.notes] + _meant_split(origin)
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
     for split in written:
@@ -154,6 +155,14 @@ def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict
     return by_split, source_of
 
 
+def _meant_split(origin: Mapping[str, ImageSource]) -> list[str]:
+    """Returns a note if all images go to train, but their folder has the name of another split, such as Valid."""
+    (split, source), *others = origin.items()
+    meant = None if others or split != "train" or source.described else surely_split(source.name)
+    note = f"all images of {source.name} go to train; did you mean --split {meant}?"
+    return [note] if meant in MEASURED else []
+
+
 def _processing(
     split: str, known: Dataset | None, selection: Selection, conversion: Conversion
 ) -> Processing:
@@ -170,22 +179,23 @@ def _processing(
 
 
 def _check_splits(
-    new: Collection[str], existing: Dataset | None, out: Path, conversion: Conversion, *, overwrite: bool
+    new: Mapping[str, ImageSource], existing: Dataset | None, out: Path, *, overwrite: bool, scaled: bool
 ) -> None:
-    """Raises InputError if a split exists, or one that stays does not go with the new ones."""
+    """Raises InputError if a split exists, or one that stays does not go with the new ones, each with its source."""
     if not overwrite:
         check_no_foreign_shards(new, existing, out)
     there = existing.splits if existing else {}
-    taken, remaining = [split for split in new if split in there], sorted(there.keys() - new)
+    taken, remaining = [split for split in new if split in there], sorted(there.keys() - new.keys())
     if taken and not overwrite:
-        raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it')
+        meant = "".join(f" ({note})" for note in _meant_split(new))
+        raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it{meant}')
     held_out = there[HOLDOUT_SPLIT].processing.holdout if HOLDOUT_SPLIT in remaining else None
     if "train" in taken and held_out:
         raise InputError(
             f"{out} has a split {HOLDOUT_SPLIT} that was held out of the train to be replaced; give --holdout "
             f"{held_out} again, or another folder"
         )
-    if conversion.scale is not None and remaining and "train" not in new:
+    if scaled and remaining and "train" not in new:
         raise InputError(
             f"--scale has no effect: {out} keeps the scale of its {', '.join(remaining)}; leave it out, or give "
             "another folder"
