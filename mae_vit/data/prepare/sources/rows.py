@@ -288,13 +288,12 @@ def _kind(arrow_type: Any) -> str:
     if types.is_struct(arrow_type):
         index = arrow_type.get_field_index("bytes")
         return "images" if index >= 0 and _kind(arrow_type.field(index).type) == "binary" else "nested"
-    kinds = {
-        "nested": (types.is_nested,),
-        "binary": (types.is_binary, types.is_large_binary),
-        "text": (types.is_string, types.is_large_string),
-        "number": (types.is_integer, types.is_floating, types.is_boolean),
-    }
-    return next((kind for kind, tests in kinds.items() if any(test(arrow_type) for test in tests)), "other")
+    if types.is_nested(arrow_type):
+        return "nested"
+    if types.is_integer(arrow_type) or types.is_floating(arrow_type) or types.is_boolean(arrow_type):
+        return "number"
+    plain = str(arrow_type).removeprefix("large_").removesuffix("_view")
+    return {"binary": "binary", "string": "text"}.get(plain, "other")
 
 
 def _image_column(

@@ -105,6 +105,8 @@ def test_an_image_column_of_an_unlabeled_source_is_chosen_beforehand(tmp_path, c
 KINDS = pa.array(["b", "a"] * 6)
 COLUMNS = {
     "bytes": (pa.table({"jpg": JPEGS, "md5": [b"x"] * 12, "class_name": ["b", "a"] * 6}), [], ["a", "b"]),
+    "views": (pa.table({"jpg": pa.array(JPEGS, "binary_view"), "kind": pa.array(["b", "a"] * 6, "string_view")}),
+              ["--label-column", "kind"], ["a", "b"]),
     "gaps": (table(JPEGS, [0, 2, -1] * 4), [], ["0", "1", "2"]),
     "not wanted": (table(JPEGS, [0, 2, 1] * 4), ["--no-labels"], []),
     "asked": (table(JPEGS, kind=KINDS.dictionary_encode()), ["--label-column", "kind"], ["a", "b"]),
