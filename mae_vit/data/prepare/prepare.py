@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -171,11 +172,20 @@ def _processing(
     before = shards.processing if shards else Processing()
     made = dict(selection.note(split)) | dict(conversion.how)
     now = {name: value for name, value in made.items() if value not in (None, "ignore")}
+    if before.resize and before.resize <= now.get("resize", 0) and "exif_orientation" not in now:
+        del now["quality"]  # no image is encoded anew
+    for name, join in (("resize", min), ("limit_per_class", min), ("fraction", _product)):
+        if name in now and (earlier := getattr(before, name)):
+            now[name] = join(now[name], earlier)
     if twice := [name for name in ("bands", "window") if name in now and getattr(before, name)]:
         raise InputError(
             f"--{twice[0]}: the source was prepared with it; prepare the original images again, or leave it out"
         )
     return before.model_copy(update={"excluded": None} | now)
+
+
+def _product(share: str, other: str) -> str:
+    return str(Fraction(share) * Fraction(other))
 
 
 def _check_splits(

@@ -61,6 +61,10 @@ def test_our_own_shards_are_a_source_with_their_classes(call, said):
     assert second.dataset.splits["train"].height == (16, 16)
     third = call(second.out, options="--exif-orientation apply", out="third").dataset.splits["val"].processing
     assert (third.holdout, third.resize, third.exif_orientation) == ("1/4", 16, "apply")
+    options = "--resize {} --quality {} --fraction 2/3 --limit-per-class {}"
+    once = call(second.out, options=options.format(16, 80, 1), out="once")
+    twice = call(once.out, options=options.format(20, 70, 2), out="twice").dataset.splits["train"].processing
+    assert (twice.resize, twice.quality, twice.fraction, twice.limit_per_class) == (16, 90, "4/9", 1)
     refused = call(first.out, options="--overwrite", out="first")
     said(refused.text)
     assert refused.code == 2
