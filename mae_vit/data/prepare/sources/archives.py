@@ -52,6 +52,7 @@ def open_tar(path: Path, spool: Spool) -> tar_headers.Tar:
     Raises:
         InputError: if it cannot be read or decompressed, or is a bomb.
     """
+    kind = None
     try:
         kind = tar_headers.compression_of(path)
         if kind is None:
@@ -67,7 +68,7 @@ def open_tar(path: Path, spool: Spool) -> tar_headers.Tar:
                 file.write(block)
         file.flush()
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"archive {path} cannot be decompressed: {error}") from None
+        raise InputError(f"archive {path} cannot be {'decompressed' if kind else 'read'}: {error}") from None
     return tar_headers.Tar(path, Path(f"/dev/fd/{file.fileno()}"), start, file.tell(), file)
 
 

@@ -137,7 +137,8 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     files = open_folder(path)
     # Without arrays, since the indexes beside shards are arrays.
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
-    shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
+    described = not images and (path / FILE_NAME).exists()
+    shards = find_shards(path) if described or any(is_tar(Path(name)) for name in files.beside) else []
     parquet = (file for file in files.left_out if user_files.extension_of(file) == "parquet")
     tables = sorted(path / file for file in parquet if not user_files.is_hidden(file))
     if files.images:
