@@ -84,8 +84,9 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
         replace(entry, class_name=labels.get(entry.path), split=splits.get(entry.path, entry.split))
         for entry in source.entries
     ]
-    without = [entry.path for entry in entries if entry.class_name is None]
-    notes.append(f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}")
+    without = [e.path for e in entries if e.class_name is None and e.split == "train"]
+    labeled = sum(entry.class_name is not None for entry in entries)
+    notes.append(f"read the labels of {count_of(labeled, 'image')} from {file.name}")
     if unknown := [path for path in lost if not names.are_several(path)]:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"

@@ -231,8 +231,8 @@ def _agree_on_classes(
         return fresh
     if new := sorted(names - set(existing.classes)):
         raise InputError(
-            f"{len(new)} classes are not among the {len(existing.classes)} of {out} ({shown(new)}); give another "
-            "folder"
+            f"{count_of(len(new), 'class', 'classes')} not among the {len(existing.classes)} of {out} "
+            f"({shown(new)}); give another folder"
         )
     return existing.classes
 

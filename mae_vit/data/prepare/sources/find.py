@@ -221,7 +221,7 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
     parts = [split_key(entry.path) for entry in source.entries]
     keys, fields = {key for key, _ in parts}, {field for _, field in parts}
     # cat.0.jpg, cat.1.jpg are names with dots.
-    named = not any(field.partition(".")[0].isdigit() for field in fields)
+    named = not all(field.partition(".")[0].isdigit() for field in fields)
     if named and 1 < len(fields) <= _FEW_FIELDS and len(parts) == len(keys) * len(fields):
         note = (
             f"read all images of {count_of(len(keys), 'sample')}, {len(fields)} each "

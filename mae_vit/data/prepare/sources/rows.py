@@ -37,7 +37,6 @@ from mae_vit.data.prepare.entries import (
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.archives import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
-from mae_vit.data.shards.samples import ALONE
 
 # Number of rows in memory at a time.
 _BATCH_ROWS = 16
@@ -332,7 +331,7 @@ def _choose(
         hint = closest(asked, usable) or f"there are {', '.join(usable) or 'none'}"
         raise InputError(f"{option} {asked}: {where} has no such column of a supported type; {hint}")
     if asked is None and len(candidates) > 1:
-        hint = f"choose one with {option} {ALONE if option == '--image-column' else ''}".rstrip()
+        hint = f"choose one with `mae-vit prepare SRC OUT {option} NAME`"
         raise InputError(f"{where}: several columns fit ({', '.join(candidates)}); {hint}")
     return asked or next(iter(candidates), None)
 

@@ -108,6 +108,7 @@ def test_splits_of_folders_win_over_a_column(labeled, tmp_path):
     result = labeled("image,label,split\ntrain/0.jpg,cat,val\nval/1.jpg,dog,train\n", source="split")
     assert result.counts() == "train: cat 1, - 1 | val: dog 1, - 1"
     assert "read the splits from the folders of split, not from labels.csv" in result.text
+    assert "1 image without a label in labels.csv, used only for pretraining" in result.text
 
 
 def test_labels_of_held_out_images_alone(labeled):

@@ -97,7 +97,7 @@ def test_pictures_and_tables_beside_parquet_files(tmp_path, call, said):
 def test_an_image_column_of_an_unlabeled_source_is_chosen_beforehand(tmp_path, call):
     path = written(pa.table({"left": JPEGS, "right": JPEGS[::-1]}), tmp_path / "a.parquet")
     source = write_files(tmp_path / "src", {"a/1.png": PNG, "b/1.png": PNG})
-    assert "alone" in call(source, options=f"--unlabeled {path}").text
+    assert "`mae-vit prepare SRC OUT --image-column NAME`" in call(source, options=f"--unlabeled {path}").text
     alone = call(path, options="--image-column left", out="alone").out
     assert call(source, options=f"--unlabeled {alone}").counts() == "train: a 1, b 1, - 12"
 
