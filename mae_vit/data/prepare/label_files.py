@@ -22,6 +22,8 @@ from mae_vit.data.prepare.entries import (
 )
 from mae_vit.data.prepare.label_lists import Names, several_fit
 from mae_vit.data.prepare.listing import shown
+from mae_vit.data.prepare.prepare import group
+from mae_vit.data.prepare.selection import Selection
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.samples import label_number, no_single_label
 
@@ -131,8 +133,10 @@ def split_off(source: ImageSource) -> list[ImageSource]:
     return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=(), left_out={})]
 
 
-def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOptions) -> ImageSource:
-    """Opens the training images of a source, without those that the labeled sources have too, byte for byte.
+def open_unlabeled(
+    spec: str, sources: Sequence[ImageSource], selection: Selection, options: SourceOptions
+) -> ImageSource:
+    """Opens the training images of a source, without those that are selected from the labeled sources, byte for byte.
 
     People often pick the images that they label from the others. A copy of a held-out image would be trained on.
 
@@ -148,7 +152,8 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     others = [entry for entry in found.entries if entry.split not in ours]
     if left_out := {entry.path: f"of split {entry.split}" for entry in others}:
         notes.append(f"left out {count_of(len(left_out), 'image')} of {spec} in folders of other splits")
-    labeled = [entry for source in sources for entry in source.entries]
+    chosen = selection.apply(group(sources)[0])
+    labeled = [entry for entries in chosen.values() for entry in entries]
     digests = digests_of([*labeled, *entries], found.name)
     known = set(digests[: len(labeled)]) - {None}
     fresh, copies = list[Entry](), list[Entry]()

@@ -84,7 +84,7 @@ def prepare(
     selection = selection or Selection()
     conversion = replace(conversion or Conversion(), hashed=bool(exclude))
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
-    entries, source_of = _group(sources)
+    entries, source_of = group(sources)
     by_split = selection.apply(entries)
     # A holdout is of the source of train.
     origin = {split: source_of.get(split) or source_of["train"] for split in by_split}
@@ -141,7 +141,7 @@ def prepare(
     return Report(dataset, written, unreadable, notes, conversions, left_out + copies.left_out())
 
 
-def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, ImageSource]]:
+def group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, ImageSource]]:
     """Returns the entries, and the source, of each split."""
     by_split: dict[str, list[Entry]] = {}
     source_of: dict[str, ImageSource] = {}

@@ -169,6 +169,8 @@ def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, call):
     around, source = write_files(tmp_path / "all", PHOTOS | more), write_files(tmp_path / "labeled", PHOTOS)
     assert call(source, options=f"--unlabeled {around}").counts() == "train: a 4, b 4, - 5"
     assert call(source, options=f"--unlabeled {source}", out="out2").code == 2
+    limited = call(source, options=f"--unlabeled {around} --limit-per-class 1 --holdout 1/4", out="out3")
+    assert limited.counts() == "train: a 1, b 1, - 9 | val: a 1, b 1"
 
 
 def test_copies_of_images_are_left_out_whatever_the_sources(tmp_path, call):
