@@ -167,22 +167,13 @@ class TrainingData:
     def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
         rank_slice = RankSlice(ranks.rank, ranks.world_size, plan.accumulation)
-        steps: dict[str, Any] = {
-            "start_step": start_step,
-            "stop_step": plan.total_steps,
-            "skipped": skipped,
-        }
+        steps: dict[str, Any] = {"start_step": start_step, "stop_step": plan.total_steps, "skipped": skipped}
         positions = micro_batches(self.order, rank_slice, **steps)
         if self.place.on_device:
             images = self.on_device  # the copy to the device is no part of the first step
             return (images.batch(epoch, places) for epoch, places in positions)
         batches = load_batches(
-            self.source,
-            self.order,
-            rank_slice,
-            **steps,
-            workers=self.workers,
-            pin_memory=self.pin_memory,
+            self.source, self.order, rank_slice, **steps, workers=self.workers, pin_memory=self.pin_memory
         )
         if self.index.remote is None or not self.source.reads_shards:
             return batches

@@ -174,18 +174,15 @@ def _processing(
     now = {name: value for name, value in made.items() if value not in (None, "ignore")}
     if before.resize and before.resize <= now.get("resize", 0) and "exif_orientation" not in now:
         del now["quality"]  # no image is encoded anew
-    for name, join in (("resize", min), ("limit_per_class", min), ("fraction", _product)):
-        if name in now and (earlier := getattr(before, name)):
-            now[name] = join(now[name], earlier)
+    if before.fraction and "fraction" in now:
+        now["fraction"] = str(Fraction(before.fraction) * Fraction(now["fraction"]))
+    for name in {"resize", "limit_per_class"} & now.keys():
+        now[name] = min(now[name], getattr(before, name) or now[name])
     if twice := [name for name in ("bands", "window") if name in now and getattr(before, name)]:
         raise InputError(
             f"--{twice[0]}: the source was prepared with it; prepare the original images again, or leave it out"
         )
     return before.model_copy(update={"excluded": None} | now)
-
-
-def _product(share: str, other: str) -> str:
-    return str(Fraction(share) * Fraction(other))
 
 
 def _check_splits(
@@ -213,10 +210,7 @@ def _check_splits(
 
 
 def _agree_on_classes(
-    sources: Sequence[ImageSource],
-    by_split: dict[str, list[Entry]],
-    existing: Dataset | None,
-    out: Path,
+    sources: Sequence[ImageSource], by_split: dict[str, list[Entry]], existing: Dataset | None, out: Path
 ) -> list[str]:
     names = {
         entry.class_name for entries in by_split.values() for entry in entries if entry.class_name is not None

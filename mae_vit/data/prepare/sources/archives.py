@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -96,11 +97,9 @@ def inner_tars(tar: tar_headers.Tar) -> list[tar_headers.Tar]:
 
 def holds_images(path: Path) -> bool:
     """Whether a tar holds images or tars; False if it cannot be read."""
-    try:
-        with tarfile.open(path) as tar:
-            return any(is_image(member.name) or is_tar(Path(member.name)) for member in tar)
-    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError):
-        return False
+    with suppress(OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError), tarfile.open(path) as tar:
+        return any(is_image(member.name) or is_tar(Path(member.name)) for member in tar)
+    return False
 
 
 def open_archive(tar: tar_headers.Tar) -> Listing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from glob import glob
@@ -94,9 +95,11 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
         source = open_hub_dataset(spec, options)
     elif paths[0].is_dir():
         source = _open_folder(paths[0], options)
+    elif kind == "zip":
+        zips = [(path, open_zip(path)) for path in paths]
+        source = _open_archives(zips, *_folder_and_name(paths), options)
     elif kind:
-        opened = {"tar": open_tars, "zip": _open_zips, "parquet": open_parquet}[kind]
-        source = opened(paths, *_folder_and_name(paths), options)
+        source = (open_tars if kind == "tar" else open_parquet)(paths, *_folder_and_name(paths), options)
     elif is_table(paths[0]):
         source = open_table(paths[0], options)
     else:
@@ -231,10 +234,6 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
     return source
 
 
-def _open_zips(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    return _open_archives([(path, open_zip(path)) for path in paths], folder, name, options)
-
-
 def _opened(tar: Tar) -> list[Tar]:
     """Returns the tars inside a tar, at any depth; itself if there are none."""
     inner = inner_tars(tar)
@@ -255,21 +254,18 @@ def _open_archives(
         for path, _ in archives
     ]
     one_split = len(set(splits)) == 1
-    files, holder = Listing(), dict[str, Path]()
-    for (path, listing), stem, split in zip(archives, stems, splits, strict=True):
+    files = Listing()
+    for (_, listing), stem, split in zip(archives, stems, splits, strict=True):
         # A folder with the name of its archive is its wrapper.
         wrapped = len(archives) > 1 and all(image.startswith(f"{stem}/") for image, _ in listing.images)
         below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
-        before = len(files.images)
         files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)
-        own = dict.fromkeys((image for image, _ in files.images[before:]), path)
-        # Shards repeat names; zips are parts of one folder.
-        if path.suffix.lower() == ".zip" and (both := own.keys() & holder):
-            image = min(both)
-            raise InputError(
-                f"{holder[image]} and {path} both contain {image}; give one, or unpack each into a folder of its own"
-            )
-        holder |= own
+    twice = [image for image, count in Counter(image for image, _ in files.images).items() if count > 1]
+    # Shards repeat names; zips are parts of one folder.
+    if twice and _file_kind(archives[0][0]) == "zip":
+        raise InputError(
+            f"several zips of {folder} contain {twice[0]}; give one of them, or unpack each into a folder of its own"
+        )
     if classes and options.labels:
         files.notes.append(
             f"read each of {count_of(len(archives), 'archive')} as the class of its name (--no-labels)"
