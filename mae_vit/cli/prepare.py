@@ -299,8 +299,9 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         if arguments.masks:
             segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
             sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]
+        selection = Selection(**_values(Selection, arguments), extra=extra)
         if arguments.unlabeled:
-            extra.append(open_unlabeled(arguments.unlabeled, [*sources, *extra], options))
+            extra.append(open_unlabeled(arguments.unlabeled, sources, selection, options))
         with only_writer(options.out):
             return prepare(
                 sources,
@@ -308,7 +309,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
                 overwrite=arguments.overwrite,
                 shard_bytes=arguments.shard_mib << 20,
                 shard_samples=arguments.shard_samples,
-                selection=Selection(**_values(Selection, arguments), extra=extra),
+                selection=selection,
                 conversion=conversion,
                 exclude=arguments.exclude or (),
                 workers=workers,

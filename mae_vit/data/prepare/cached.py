@@ -39,7 +39,7 @@ def prepare_once(source: Path, cache: Path) -> Path:
             f"data.path={source} contains {cache}, where it would be prepared; give another data.cache_dir"
         )
     try:
-        digest, total = _state_of(source)
+        digest, total = _state_of(source.absolute())
         out = home / digest[:12]
         home.mkdir(parents=True, exist_ok=True)
         # All processes of a node come here at once: one prepares, the others wait.
@@ -98,7 +98,7 @@ def _prepare(source: Path, out: Path, total: int) -> None:
 
 
 def _state_of(source: Path) -> tuple[str, int]:
-    """Returns a hash of a source's file names, sizes and times, and the total size in bytes.
+    """Returns a hash of a source's file names, sizes and times, and the total size in bytes; the path is absolute.
 
     Every rank computes it: the ranks are not connected yet, and each node has its own cache.
     """

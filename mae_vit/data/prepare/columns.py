@@ -62,12 +62,7 @@ class Columns(NamedTuple):
 
 
 def read_columns(
-    table: Path,
-    options: SourceOptions,
-    find: Find,
-    *,
-    labeled: bool,
-    remedy: Callable[[], str],
+    table: Path, options: SourceOptions, find: Find, *, labeled: bool, remedy: Callable[[], str]
 ) -> tuple[Columns, list[dict[str, str]]]:
     """Reads a table; returns its columns, and the cells of each row by column.
 

@@ -6,7 +6,7 @@ import io
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -83,10 +83,10 @@ class Conversion:
 
 
 def as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
-    """Takes what NPY does not state from an earlier description: scale and missing value, if not set, and names."""
+    """Takes what files do not state from a description: 8 bits; or scale and missing value, if not set, and names."""
     table = known.band_table if known else None
     if table is None:
-        return wanted
+        return replace(wanted, take=EIGHT_BIT) if known and not wanted.of_bands else wanted
     by = table.scale.by.partition(" ")[0]
     scale = (table.scale.low[0], table.scale.high[0]) if by == "given" else by
     nodata = table.nodata if wanted.nodata is None else wanted.nodata
@@ -197,10 +197,12 @@ def convert_entries(
     failed: list[str],
     *,
     count: int,
+    skips: Callable[[Entry, bytes], bool] = lambda entry, data: False,
 ) -> Generator[tuple[Entry, bytes, Converted], None, None]:
     """Reads and converts `count` images: yields entries in order, with their bytes and stored form.
 
-    `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
+    `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar. An
+    image that `skips`, by its bytes, is not converted: band statistics count all that are.
 
     Raises:
         InputError: if a process died, or the machine or its network fails.
@@ -209,10 +211,13 @@ def convert_entries(
     def readable() -> Iterator[Encoded]:
         for entry in entries:
             try:
-                yield entry, entry.read()
+                data = entry.read()
             except (DecodeError, OSError) as error:
                 raise_if_passing(entry.path, error)
                 failed.append(f"{plain_text(entry.path)}: {error}")
+                continue
+            if not skips(entry, data):
+                yield entry, data
 
     with progress(total=count, desc=doing, unit=" images") as bar:
         for chunk, results in _convert_chunks(readable(), count, options, workers):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mae_vit.core.messages import count_of
-from mae_vit.data.prepare.convert import Converted
+from mae_vit.core.messages import count_of, plain_text
 from mae_vit.data.prepare.entries import Entry, digests_of
 from mae_vit.data.prepare.selection import MEASURED, Selection
 
@@ -32,22 +31,20 @@ class Copies:
         digests = frozenset(digests_of(held_out, "held-out images"))
         return cls(splits, digests, selection.holdout is not None)
 
-    def passed(
-        self, images: Iterator[tuple[Entry, bytes, Converted]], split: str
-    ) -> Generator[tuple[Entry, bytes, Converted], None, None]:
-        """Passes on the images of a split without its copies, or with them where the splits are given."""
-        for entry, data, image in images:
-            copied = split == "train" and self.digests and hashlib.sha256(data).digest() in self.digests
-            if copied:
-                self.paths.append(entry.path)
-            if not (copied and self.drawn):
-                yield entry, data, image
+    def skips(self, entry: Entry, data: bytes) -> bool:
+        """Whether an image is left out as a copy; notes it also where copies stay."""
+        if not self.digests or entry.split != "train" or hashlib.sha256(data).digest() not in self.digests:
+            return False
+        self.paths.append(entry.path)
+        return self.drawn
 
-    def notes(self) -> list[str]:
-        """Words the count."""
-        if not self.paths:
+    def notes(self, unreadable: Sequence[str]) -> list[str]:
+        """Words the count, without those that begin lines of `unreadable`."""
+        failed = {line.partition(": ")[0] for line in unreadable}
+        common = sum(plain_text(path) not in failed for path in self.paths)
+        if not common:
             return []
-        count, others = count_of(len(self.paths), "image"), " or ".join(self.splits)
+        count, others = count_of(common, "image"), " or ".join(self.splits)
         if self.drawn:
             return [f"left out {count} of train that {others} has too"]
         return [f"warning: train and {others} have {count} in common, so accuracies will be too high"]

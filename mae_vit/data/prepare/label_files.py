@@ -22,6 +22,8 @@ from mae_vit.data.prepare.entries import (
 )
 from mae_vit.data.prepare.label_lists import Names, several_fit
 from mae_vit.data.prepare.listing import shown
+from mae_vit.data.prepare.prepare import group
+from mae_vit.data.prepare.selection import Selection
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.samples import label_number, no_single_label
 
@@ -84,8 +86,9 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
         replace(entry, class_name=labels.get(entry.path), split=splits.get(entry.path, entry.split))
         for entry in source.entries
     ]
-    without = [entry.path for entry in entries if entry.class_name is None]
-    notes.append(f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}")
+    without = [e.path for e in entries if e.class_name is None and e.split == "train"]
+    labeled = sum(entry.class_name is not None for entry in entries)
+    notes.append(f"read the labels of {count_of(labeled, 'image')} from {file.name}")
     if unknown := [path for path in lost if not names.are_several(path)]:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"
@@ -130,8 +133,10 @@ def split_off(source: ImageSource) -> list[ImageSource]:
     return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=(), left_out={})]
 
 
-def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOptions) -> ImageSource:
-    """Opens the training images of a source, without those that the labeled sources have too, byte for byte.
+def open_unlabeled(
+    spec: str, sources: Sequence[ImageSource], selection: Selection, options: SourceOptions
+) -> ImageSource:
+    """Opens the training images of a source, without those that are selected from the labeled sources, byte for byte.
 
     People often pick the images that they label from the others. A copy of a held-out image would be trained on.
 
@@ -141,12 +146,14 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     if any(source.segmentation for source in sources):
         raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
     found = find_images(spec, options.out, labels=False)
-    entries = [entry for entry in found.entries if entry.split == "train"]
+    ours = ("train", "unlabeled")
+    entries = [replace(entry, split="train") for entry in found.entries if entry.split in ours]
     notes, names = list(found.notes), ", ".join(dict.fromkeys(source.name for source in sources))
-    others = [entry for entry in found.entries if entry.split != "train"]
+    others = [entry for entry in found.entries if entry.split not in ours]
     if left_out := {entry.path: f"of split {entry.split}" for entry in others}:
         notes.append(f"left out {count_of(len(left_out), 'image')} of {spec} in folders of other splits")
-    labeled = [entry for source in sources for entry in source.entries]
+    chosen = selection.apply(group(sources)[0])
+    labeled = [entry for entries in chosen.values() for entry in entries]
     digests = digests_of([*labeled, *entries], found.name)
     known = set(digests[: len(labeled)]) - {None}
     fresh, copies = list[Entry](), list[Entry]()

@@ -8,12 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import (
-    IMAGE_EXTENSIONS,
-    READ_EXTENSIONS,
-    decode_text,
-    extension_of,
-)
+from mae_vit.core.user_files import IMAGE_EXTENSIONS, READ_EXTENSIONS, decode_text, extension_of
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.prepare.columns import read_lines
 from mae_vit.data.prepare.entries import Reader

@@ -12,7 +12,7 @@ import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import nearest, plain_text
-from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted, convert_entries
+from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted, as_before, convert_entries
 from mae_vit.data.prepare.entries import SourceOptions
 from mae_vit.data.prepare.sources.foreign_shards import open_shards
 from mae_vit.data.shards.dataset_json import TEST_SPLITS, Excluded, read_dataset
@@ -83,7 +83,7 @@ def open_exclusion(specs: Sequence[str], workers: int, splits: Collection[str]) 
         tars = [Tar(path, path) for path in paths]
         entries = open_shards(folder, tars, sources[-1], SourceOptions(folder, labels=False)).entries
         doing = f"hashing {sources[-1]}"
-        hashing, count = Conversion(hashed=True), len(entries)
+        hashing, count = as_before(Conversion(hashed=True), read_dataset(folder)), len(entries)
         for entry, _, image in convert_entries(entries, hashing, workers, doing, failed, count=count):
             assert image.hash is not None
             images.append(f"{sources[-1]}\t{entry.split}/{entry.key}")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from mae_vit.data.prepare.bands import shared_layout
 from mae_vit.data.prepare.convert import Conversion, Converted, as_before, convert_entries
 from mae_vit.data.prepare.copies import Copies
 from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note, without_damaged_masks
 from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
@@ -82,20 +84,20 @@ def prepare(
     selection = selection or Selection()
     conversion = replace(conversion or Conversion(), hashed=bool(exclude))
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
-    entries, source_of = _group(sources)
+    entries, source_of = group(sources)
     by_split = selection.apply(entries)
     # A holdout is of the source of train.
     origin = {split: source_of.get(split) or source_of["train"] for split in by_split}
     processing = {n: _processing(n, one.described, selection, conversion) for n, one in origin.items()}
     remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
-    _check_splits(by_split, existing, out, conversion, overwrite=overwrite)
+    _check_splits(origin, existing, out, overwrite=overwrite, scaled=conversion.scale is not None)
     classes = _agree_on_classes(sources, by_split, existing, out)
     masked = existing if any(info.masks for info in remaining.values()) else None
     segmentation = agreed_segmentation(sources, masked.segmentation if masked else None)
     exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
     dataset = existing.model_copy(update={"splits": remaining}) if existing and remaining else None
     copies, unreadable, conversions = Copies.of(by_split, selection), list[str](), Counter[str]()
-    notes = [note for source in (*sources, *selection.extra) for note in source.notes]
+    notes = [note for source in (*sources, *selection.extra) for note in source.notes] + _meant_split(origin)
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
     for split in written:
@@ -111,8 +113,8 @@ def prepare(
         # and our own order `blocks`, would see one class at a time.
         order = permute(np.arange(len(chosen)), len(chosen), derive_key(_SEED, RngStream.PREPARE, 0))
         mixed = without_damaged_masks((chosen[number] for number in order), unreadable)
-        images = copies.passed(
-            convert_entries(mixed, kept, workers, doing, unreadable, count=len(chosen)), split
+        images = convert_entries(
+            mixed, kept, workers, doing, unreadable, count=len(chosen), skips=copies.skips
         )
         try:
             with closing(images):
@@ -135,11 +137,11 @@ def prepare(
             notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
     left_out = [item for source in (*sources, *selection.extra) for item in source.left_out.items()]
-    notes += copies.notes() + dataset_notes(dataset)
+    notes += copies.notes(unreadable) + dataset_notes(dataset)
     return Report(dataset, written, unreadable, notes, conversions, left_out + copies.left_out())
 
 
-def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, ImageSource]]:
+def group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, ImageSource]]:
     """Returns the entries, and the source, of each split."""
     by_split: dict[str, list[Entry]] = {}
     source_of: dict[str, ImageSource] = {}
@@ -154,6 +156,14 @@ def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict
     return by_split, source_of
 
 
+def _meant_split(origin: Mapping[str, ImageSource]) -> list[str]:
+    """Returns a note if all images go to train, but their folder has the name of another split, such as Valid."""
+    (split, source), *others = origin.items()
+    meant = None if others or split != "train" or source.described else surely_split(source.name)
+    note = f"all images of {source.name} go to train; did you mean --split {meant}?"
+    return [note] if meant in MEASURED else []
+
+
 def _processing(
     split: str, known: Dataset | None, selection: Selection, conversion: Conversion
 ) -> Processing:
@@ -162,6 +172,12 @@ def _processing(
     before = shards.processing if shards else Processing()
     made = dict(selection.note(split)) | dict(conversion.how)
     now = {name: value for name, value in made.items() if value not in (None, "ignore")}
+    if before.resize and before.resize <= now.get("resize", 0) and "exif_orientation" not in now:
+        del now["quality"]  # no image is encoded anew
+    if before.fraction and "fraction" in now:
+        now["fraction"] = str(Fraction(before.fraction) * Fraction(now["fraction"]))
+    for name in {"resize", "limit_per_class"} & now.keys():
+        now[name] = min(now[name], getattr(before, name) or now[name])
     if twice := [name for name in ("bands", "window") if name in now and getattr(before, name)]:
         raise InputError(
             f"--{twice[0]}: the source was prepared with it; prepare the original images again, or leave it out"
@@ -170,22 +186,23 @@ def _processing(
 
 
 def _check_splits(
-    new: Collection[str], existing: Dataset | None, out: Path, conversion: Conversion, *, overwrite: bool
+    new: Mapping[str, ImageSource], existing: Dataset | None, out: Path, *, overwrite: bool, scaled: bool
 ) -> None:
-    """Raises InputError if a split exists, or one that stays does not go with the new ones."""
+    """Raises InputError if a split exists, or one that stays does not go with the new ones, each with its source."""
     if not overwrite:
         check_no_foreign_shards(new, existing, out)
     there = existing.splits if existing else {}
-    taken, remaining = [split for split in new if split in there], sorted(there.keys() - new)
+    taken, remaining = [split for split in new if split in there], sorted(there.keys() - new.keys())
     if taken and not overwrite:
-        raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it')
+        meant = "".join(f" ({note})" for note in _meant_split(new))
+        raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it{meant}')
     held_out = there[HOLDOUT_SPLIT].processing.holdout if HOLDOUT_SPLIT in remaining else None
     if "train" in taken and held_out:
         raise InputError(
             f"{out} has a split {HOLDOUT_SPLIT} that was held out of the train to be replaced; give --holdout "
             f"{held_out} again, or another folder"
         )
-    if conversion.scale is not None and remaining and "train" not in new:
+    if scaled and remaining and "train" not in new:
         raise InputError(
             f"--scale has no effect: {out} keeps the scale of its {', '.join(remaining)}; leave it out, or give "
             "another folder"
@@ -193,10 +210,7 @@ def _check_splits(
 
 
 def _agree_on_classes(
-    sources: Sequence[ImageSource],
-    by_split: dict[str, list[Entry]],
-    existing: Dataset | None,
-    out: Path,
+    sources: Sequence[ImageSource], by_split: dict[str, list[Entry]], existing: Dataset | None, out: Path
 ) -> list[str]:
     names = {
         entry.class_name for entries in by_split.values() for entry in entries if entry.class_name is not None
@@ -211,8 +225,8 @@ def _agree_on_classes(
         return fresh
     if new := sorted(names - set(existing.classes)):
         raise InputError(
-            f"{len(new)} classes are not among the {len(existing.classes)} of {out} ({shown(new)}); give another "
-            "folder"
+            f"{count_of(len(new), 'class', 'classes')} not among the {len(existing.classes)} of {out} "
+            f"({shown(new)}); give another folder"
         )
     return existing.classes
 

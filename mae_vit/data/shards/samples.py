@@ -23,8 +23,6 @@ _NO_LABEL = re.compile(
     re.DOTALL,
 )
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
-# Of --image-column, which is not that of these sources.
-ALONE = "(first prepare a source of --labels or --unlabeled alone)"
 # Extension of a mask beside its image.
 MASK_EXTENSION = "seg.png"
 
@@ -85,7 +83,7 @@ def _several(key: str, images: list[str]) -> str:
     numbered = all(field.partition(".")[0].isdigit() for field in images)
     dots = "a key ends at the first dot, so rename the files without further dots, or " if numbered else ""
     found = f"{count} under the key {plain_text(key)} ({plain_text(listed)})"
-    return f"{found}; {dots}choose one of each with --image-column NAME {ALONE}"
+    return f"{found}; {dots}choose one of each with `mae-vit prepare SRC OUT --image-column NAME`"
 
 
 def is_image_field(field: str) -> bool:

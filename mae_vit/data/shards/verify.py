@@ -66,12 +66,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
 
 
 def _check_shard(
-    path: Path,
-    shard: Shard,
-    described: np.ndarray | None,
-    classes: int,
-    decode_all: bool,
-    bands: Bands,
+    path: Path, shard: Shard, described: np.ndarray | None, classes: int, decode_all: bool, bands: Bands
 ) -> list[str]:
     try:
         size = path.stat().st_size

@@ -137,10 +137,13 @@ def test_check_and_inspection_know_a_folder(photos):
     assert len(draw_samples(str(photos), count=9, encoder=info_of(), split="val").images) == 2
 
 
-def test_hidden_files_are_no_change(photos):
+def test_hidden_files_are_no_change_and_short_names_are_not_hidden(photos, monkeypatch):
+    monkeypatch.chdir(photos)
     before = resolve_data_path(str(photos)).folder
     write_files(photos, {".DS_Store": b"1", "cat/.thumbnails/a.jpg": b"2"})
-    assert resolve_data_path(str(photos)).folder == before
+    assert resolve_data_path(str(photos)).folder == resolve_data_path(".").folder == before
+    write_files(photos, {"1.txt": b"new"})
+    assert resolve_data_path(".").folder != before
 
 
 def test_one_of_several_shards_is_not_the_data(digits):

@@ -12,12 +12,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.images.bounds import DecodeError, Raster, check_shape, checked_dtype, first_line
 
 # Implicit and explicit little endian, explicit big endian, RLE: what pydicom decodes with bounded memory.
-_TAKEN = {
-    "1.2.840.10008.1.2",
-    "1.2.840.10008.1.2.1",
-    "1.2.840.10008.1.2.2",
-    "1.2.840.10008.1.2.5",
-}
+_TAKEN = {"1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2", "1.2.840.10008.1.2.5"}
 _DEFLATED = b"1.2.840.10008.1.2.1.99"
 _META_WITHIN = 4096
 _GRAY = ("MONOCHROME1", "MONOCHROME2")

@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -52,6 +53,7 @@ def open_tar(path: Path, spool: Spool) -> tar_headers.Tar:
     Raises:
         InputError: if it cannot be read or decompressed, or is a bomb.
     """
+    kind = None
     try:
         kind = tar_headers.compression_of(path)
         if kind is None:
@@ -67,7 +69,7 @@ def open_tar(path: Path, spool: Spool) -> tar_headers.Tar:
                 file.write(block)
         file.flush()
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"archive {path} cannot be decompressed: {error}") from None
+        raise InputError(f"archive {path} cannot be {'decompressed' if kind else 'read'}: {error}") from None
     return tar_headers.Tar(path, Path(f"/dev/fd/{file.fileno()}"), start, file.tell(), file)
 
 
@@ -95,11 +97,9 @@ def inner_tars(tar: tar_headers.Tar) -> list[tar_headers.Tar]:
 
 def holds_images(path: Path) -> bool:
     """Whether a tar holds images or tars; False if it cannot be read."""
-    try:
-        with tarfile.open(path) as tar:
-            return any(is_image(member.name) or is_tar(Path(member.name)) for member in tar)
-    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError):
-        return False
+    with suppress(OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError), tarfile.open(path) as tar:
+        return any(is_image(member.name) or is_tar(Path(member.name)) for member in tar)
+    return False
 
 
 def open_archive(tar: tar_headers.Tar) -> Listing:

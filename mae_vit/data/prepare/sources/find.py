@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from glob import glob
@@ -49,9 +50,7 @@ _CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSource]:
-    """Opens sources of images; several Parquet files or tars, as from a shell's pattern, are one source.
-
-    So are zips whose names differ only in numbers, as those of a large download do.
+    """Opens sources of images; several Parquet files, tars or zips, as from a shell's pattern, are one source.
 
     Raises:
         InputError: if a spec is no source, or holds no images.
@@ -59,9 +58,7 @@ def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSour
     """
     groups: dict[str, list[str]] = {}
     for number, path in enumerate(path for spec in specs for path in _expand(spec)):
-        kind = _file_kind(Path(path))
-        name = re.sub(r"\d+", "", Path(path).name) if kind == "zip" else ""
-        groups.setdefault(f"{kind} {name}" if kind else str(number), []).append(path)
+        groups.setdefault(_file_kind(Path(path)) or str(number), []).append(path)
     sources = [_open(group, options) for group in groups.values()]
     if (options.image_column or options.label_column) and not any(source.has_columns for source in sources):
         raise InputError(f"{specs[0]} has images and no columns; leave --image-column and --label-column out")
@@ -99,7 +96,8 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
     elif paths[0].is_dir():
         source = _open_folder(paths[0], options)
     elif kind == "zip":
-        source = _open_zips(paths, options)
+        zips = [(path, open_zip(path)) for path in paths]
+        source = _open_archives(zips, *_folder_and_name(paths), options)
     elif kind:
         source = (open_tars if kind == "tar" else open_parquet)(paths, *_folder_and_name(paths), options)
     elif is_table(paths[0]):
@@ -142,7 +140,8 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     files = open_folder(path)
     # Without arrays, since the indexes beside shards are arrays.
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
-    shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
+    described = not images and (path / FILE_NAME).exists()
+    shards = find_shards(path) if described or any(is_tar(Path(name)) for name in files.beside) else []
     parquet = (file for file in files.left_out if user_files.extension_of(file) == "parquet")
     tables = sorted(path / file for file in parquet if not user_files.is_hidden(file))
     if files.images:
@@ -173,23 +172,6 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     note = f"left out {count_of(len(images), 'image')} next to the {kind}s: {shown(images)}"
     left_out = dict.fromkeys(images, f"next to the {kind}s")
     return replace(source, notes=(*source.notes, note), left_out=left_out) if images else source
-
-
-def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
-    """Opens a zip, or several that hold parts of one folder, as a folder."""
-    folder, name = _folder_and_name(paths)
-    files, holder = Listing(), dict[str, Path]()
-    for path in paths:
-        part = open_zip(path)
-        if both := next((image for image, _ in part.images if image in holder), None):
-            raise InputError(
-                f"{holder[both]} and {path} both contain {both}; give one, or unpack each into a folder of its own"
-            )
-        holder |= dict.fromkeys((image for image, _ in part.images), path)
-        files.add(part, wrapping="", folder="")
-    files.images.sort(key=lambda image: image[0])
-    where = str(paths[0] if len(paths) == 1 else folder)
-    return entries_from_paths(files, options, where=where, name=name, wrapped=True)
 
 
 def _check_one_configuration(paths: Sequence[Path], folder: Path, split: str) -> None:
@@ -238,7 +220,18 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
         source = open_shards(folder, tars, name, options)
         note = f"read the .{unnamed} members as images, by their first bytes (--image-column)"
         return replace(source, notes=(*source.notes, note)) if unnamed else source
-    return _open_archives(tars, folder, name, options)
+    source = _open_archives([(tar.name, open_archive(tar)) for tar in tars], folder, name, options)
+    parts = [split_key(entry.path) for entry in source.entries]
+    keys, fields = {key for key, _ in parts}, {field for _, field in parts}
+    # cat.0.jpg, cat.1.jpg are names with dots.
+    named = not all(field.partition(".")[0].isdigit() for field in fields)
+    if named and 1 < len(fields) <= _FEW_FIELDS and len(parts) == len(keys) * len(fields):
+        note = (
+            f"read all images of {count_of(len(keys), 'sample')}, {len(fields)} each "
+            f"({plain_text(', '.join(sorted(fields)))}); --image-column NAME chooses one"
+        )
+        source = replace(source, notes=(*source.notes, note))
+    return source
 
 
 def _opened(tar: Tar) -> list[Tar]:
@@ -247,40 +240,42 @@ def _opened(tar: Tar) -> list[Tar]:
     return [tar for outer in inner for tar in _opened(outer)] if inner else [tar]
 
 
-def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    """Lists the images of archives; each of several may be a class, or a part of one data set."""
-    stems = [tar.name.name.partition(".")[0] for tar in tars]
+def _open_archives(
+    archives: Sequence[tuple[Path, Listing]], folder: Path, name: str, options: SourceOptions
+) -> ImageSource:
+    """Joins the images of archives; each of several may be a class, or a part of one data set."""
+    stems = [path.name.partition(".")[0] for path, _ in archives]
     # Names of classes: test_tube is one, not a split.
     named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
     of_splits = {user_files.split_and_rest(stem)[0] for stem in stems} - {None}
     classes = named and len(set(stems)) > 1 and len(of_splits) < 2
     splits = [
-        user_files.split_from_path(tar.name.parent if classes else tar.name, folder, options.split)
-        for tar in tars
+        user_files.split_from_path(path.parent if classes else path, folder, options.split)
+        for path, _ in archives
     ]
     one_split = len(set(splits)) == 1
     files = Listing()
-    for tar, stem, split in zip(tars, stems, splits, strict=True):
-        listing = open_archive(tar)
-        # A folder with the name of its tar is its wrapper.
-        wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
+    for (_, listing), stem, split in zip(archives, stems, splits, strict=True):
+        # A folder with the name of its archive is its wrapper.
+        wrapped = len(archives) > 1 and all(image.startswith(f"{stem}/") for image, _ in listing.images)
         below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
         files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)
+    twice = [image for image, count in Counter(image for image, _ in files.images).items() if count > 1]
+    # Shards repeat names; zips are parts of one folder.
+    if twice and _file_kind(archives[0][0]) == "zip":
+        raise InputError(
+            f"several zips of {folder} contain {twice[0]}; give one of them, or unpack each into a folder of its own"
+        )
     if classes and options.labels:
         files.notes.append(
-            f"read each of {count_of(len(tars), 'tar')} as the class of its name (--no-labels)"
+            f"read each of {count_of(len(archives), 'archive')} as the class of its name (--no-labels)"
         )
-    parts = [split_key(path) for path, _ in files.images]
-    keys, fields = {key for key, _ in parts}, {field for _, field in parts}
-    if 1 < len(fields) <= _FEW_FIELDS and len(files.images) == len(keys) * len(fields):
-        files.notes.append(
-            f"read all images of {count_of(len(keys), 'sample')}, {len(fields)} each "
-            f"({plain_text(', '.join(sorted(fields)))}); --image-column NAME chooses one"
-        )
+    # Folders in them may be the classes.
+    flat = all(image.count("/") <= 2 - one_split for image, _ in files.images)
     options = replace(
         options,
         split=splits[0] if one_split else options.split,
-        class_folder="first" if classes else options.class_folder,
+        class_folder="first" if classes and flat else options.class_folder,
     )
-    where = str(tars[0].name if len(tars) == 1 else folder)
+    where = str(archives[0][0] if len(archives) == 1 else folder)
     return entries_from_paths(files, options, where=where, name=name, wrapped=not classes)

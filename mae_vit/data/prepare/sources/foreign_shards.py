@@ -45,10 +45,17 @@ _LOOKED_AT = 100
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Returns the tars in and below a folder, except hidden ones; with our `dataset.json`, those that it lists."""
+    """Returns the tars in and below a folder, except hidden ones; with our `dataset.json`, those that it lists.
+
+    Raises:
+        InputError: if one of these is missing.
+    """
     if (folder / FILE_NAME).exists():
         described = read_dataset(folder)
-        return [folder / shard.file for split in described.splits.values() for shard in split.shards]
+        paths = [folder / shard.file for split in described.splits.values() for shard in split.shards]
+        if gone := next((path for path in paths if not path.exists()), None):
+            raise InputError(f"shard {gone} is missing; restore it, or delete {FILE_NAME} first")
+        return paths
     return sorted(
         path
         for path in walk(folder)

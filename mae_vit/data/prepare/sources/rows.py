@@ -37,7 +37,6 @@ from mae_vit.data.prepare.entries import (
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.archives import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
-from mae_vit.data.shards.samples import ALONE
 
 # Number of rows in memory at a time.
 _BATCH_ROWS = 16
@@ -288,13 +287,12 @@ def _kind(arrow_type: Any) -> str:
     if types.is_struct(arrow_type):
         index = arrow_type.get_field_index("bytes")
         return "images" if index >= 0 and _kind(arrow_type.field(index).type) == "binary" else "nested"
-    kinds = {
-        "nested": (types.is_nested,),
-        "binary": (types.is_binary, types.is_large_binary),
-        "text": (types.is_string, types.is_large_string),
-        "number": (types.is_integer, types.is_floating, types.is_boolean),
-    }
-    return next((kind for kind, tests in kinds.items() if any(test(arrow_type) for test in tests)), "other")
+    if types.is_nested(arrow_type):
+        return "nested"
+    if types.is_integer(arrow_type) or types.is_floating(arrow_type) or types.is_boolean(arrow_type):
+        return "number"
+    plain = str(arrow_type).removeprefix("large_").removesuffix("_view")
+    return {"binary": "binary", "string": "text"}.get(plain, "other")
 
 
 def _image_column(
@@ -333,7 +331,7 @@ def _choose(
         hint = closest(asked, usable) or f"there are {', '.join(usable) or 'none'}"
         raise InputError(f"{option} {asked}: {where} has no such column of a supported type; {hint}")
     if asked is None and len(candidates) > 1:
-        hint = f"choose one with {option} {ALONE if option == '--image-column' else ''}".rstrip()
+        hint = f"choose one with `mae-vit prepare SRC OUT {option} NAME`"
         raise InputError(f"{where}: several columns fit ({', '.join(candidates)}); {hint}")
     return asked or next(iter(candidates), None)
 

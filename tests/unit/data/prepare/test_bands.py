@@ -108,6 +108,18 @@ def test_scale(call, option, low, high, by):
     np.testing.assert_allclose(raw, (WIDE + 100.0).mean(axis=(1, 2)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("copies", [2, 3])
+def test_statistics_are_those_of_the_images_that_copies_of_held_out_ones_leave(call, copies):
+    files = {
+        f"{n}{i}.npy": npy(WIDE + np.uint16(100 * n)) for n in range(24 // copies) for i in range(copies)
+    }
+    result = call(files, options="--holdout 1/4 --scale none")
+    assert result.code == 0
+    written = np.stack([stored(result, key) for key in result.images()])
+    assert len(written) < 18
+    np.testing.assert_allclose(result.dataset.mean, written.mean(axis=(0, 2, 3)) / 65535, rtol=1e-5)
+
+
 def test_missing_values_are_no_values(call, said):
     holes = WIDE[:2].copy()
     holes[0, :10], holes[1] = 0, 7

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.images import encoded, picture, write_files
+from helpers.images import encoded, picture, write_files, write_tar
 from PIL import Image
 
 from mae_vit.core.preprocessing import Preprocessing
@@ -124,6 +124,17 @@ def test_what_decoding_changes_is_noted_once(call, said):
     np.testing.assert_array_equal(decode(files["deep.png"], 3)[1], np.asarray(deep) >> 8)
     for name in ("moving.webp", "moving.png"):
         np.testing.assert_array_equal(decode(files[name], 3).transpose(1, 2, 0), np.asarray(frames[0]))
+
+
+def test_deep_images_that_were_reduced_to_8_bits_stay_so(tmp_path, call):
+    deep = Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50)
+    shards = call({"deep.png": encoded(deep, "png")}, options="--take 8-bit", out="shards").out
+    for options in ("--fraction 1", "--resize 16"):
+        assert call(shards, options=f"{options} --overwrite").dataset.bands.photographs
+    other = write_files(tmp_path / "other", {"photo.png": encoded(picture(), "png")})
+    assert call(other, options=f"--exclude {shards}:train", out="other_out").code == 0
+    write_tar(shards / "train-000000.tar", {"again.png": encoded(deep, "png")})
+    assert call(shards, options="--in-place --overwrite").dataset.bands.photographs
 
 
 def test_deep_color_is_scaled_and_deeper_is_refused():

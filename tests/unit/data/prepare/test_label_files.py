@@ -108,6 +108,7 @@ def test_splits_of_folders_win_over_a_column(labeled, tmp_path):
     result = labeled("image,label,split\ntrain/0.jpg,cat,val\nval/1.jpg,dog,train\n", source="split")
     assert result.counts() == "train: cat 1, - 1 | val: dog 1, - 1"
     assert "read the splits from the folders of split, not from labels.csv" in result.text
+    assert "1 image without a label in labels.csv, used only for pretraining" in result.text
 
 
 def test_labels_of_held_out_images_alone(labeled):
@@ -168,6 +169,8 @@ def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, call):
     around, source = write_files(tmp_path / "all", PHOTOS | more), write_files(tmp_path / "labeled", PHOTOS)
     assert call(source, options=f"--unlabeled {around}").counts() == "train: a 4, b 4, - 5"
     assert call(source, options=f"--unlabeled {source}", out="out2").code == 2
+    limited = call(source, options=f"--unlabeled {around} --limit-per-class 1 --holdout 1/4", out="out3")
+    assert limited.counts() == "train: a 1, b 1, - 9 | val: a 1, b 1"
 
 
 def test_copies_of_images_are_left_out_whatever_the_sources(tmp_path, call):

@@ -206,10 +206,25 @@ def test_the_parts_of_a_download_are_one_folder(tmp_path, call, said):
     ]
     assert call(*parts).counts() == TWO
     other = write_zip(tmp_path / "more.zip", {"photos/cat/9.jpg": JPEG, "photos/dog/9.jpg": JPEG})
-    for sources in ((parts[0], other), (parts[0], parts[0])):
-        result = call(*sources, out="b")
-        said(result.text)
-        assert result.code == 2
+    assert call(parts[0], other, out="b").counts() == "train: cat 2, dog 1"
+    refused = call(parts[0], parts[0], out="c")
+    said(refused.text)
+    assert refused.code == 2
+
+
+def test_the_name_of_a_source_is_its_split_or_class(tmp_path, call, said):
+    packed = write_tar(tmp_path / "train.tar.gz", TREE, "w:gz"), write_zip(tmp_path / "test.zip", TREE)
+    two = "test: cat 1, dog 1"
+    assert (call(*packed).counts(), call(packed[1], out="b").counts()) == (f"{two} | {TWO}", two)
+    cat, dog = (write_zip(tmp_path / f"{name}.zip", {"1.jpg": JPEG}) for name in ("cat", "dog"))
+    assert call(cat, dog, out="c").counts() == TWO
+    more = [write_zip(tmp_path / f"{name}.zip", TREE) for name in ("photos", "more")]
+    assert call(*more, out="d").code == 2, "are their names classes, or their folders?"
+    folder = write_files(tmp_path / "Valid", TREE)
+    for options in ("", "", "--split val"):
+        said(call(folder, options=options, out="e").text)
+    other = write_zip(tmp_path / "unlabeled.zip", {"1.jpg": PNG})
+    assert call(folder, options=f"--unlabeled {other}", out="f").counts() == f"{TWO}, - 1"
 
 
 def test_a_picture_beside_the_classes_of_an_archive_is_a_question(tmp_path, call):

@@ -54,6 +54,7 @@ SHARDS = {
     "Unicode and negative": (members(value=lambda n: CAFE[n % 3]), "", "train: Café 4, - 2"),
     "json": (in_json(lambda n: {"caption": "a", "label": n % 3}), "", "train: - 6"),
     "json, asked": (in_json(lambda n: {"caption": "a", "label": n % 3}), "--label-column label", THREE),
+    "numbers after dots": ([(f"img.{n}.jpg", IMAGES[n]) for n in range(4)], "", "train: - 4"),
     "small images": (SMALL, "", "train: 0 3"),
     "small images, asked": (SMALL, "--image-column s.jpg", "train: 0 3"),
     "pairs": (PAIRS, "", "train: - 6"),

@@ -97,7 +97,7 @@ def test_pictures_and_tables_beside_parquet_files(tmp_path, call, said):
 def test_an_image_column_of_an_unlabeled_source_is_chosen_beforehand(tmp_path, call):
     path = written(pa.table({"left": JPEGS, "right": JPEGS[::-1]}), tmp_path / "a.parquet")
     source = write_files(tmp_path / "src", {"a/1.png": PNG, "b/1.png": PNG})
-    assert "alone" in call(source, options=f"--unlabeled {path}").text
+    assert "`mae-vit prepare SRC OUT --image-column NAME`" in call(source, options=f"--unlabeled {path}").text
     alone = call(path, options="--image-column left", out="alone").out
     assert call(source, options=f"--unlabeled {alone}").counts() == "train: a 1, b 1, - 12"
 
@@ -105,6 +105,8 @@ def test_an_image_column_of_an_unlabeled_source_is_chosen_beforehand(tmp_path, c
 KINDS = pa.array(["b", "a"] * 6)
 COLUMNS = {
     "bytes": (pa.table({"jpg": JPEGS, "md5": [b"x"] * 12, "class_name": ["b", "a"] * 6}), [], ["a", "b"]),
+    "views": (pa.table({"jpg": pa.array(JPEGS, "binary_view"), "kind": pa.array(["b", "a"] * 6, "string_view")}),
+              ["--label-column", "kind"], ["a", "b"]),
     "gaps": (table(JPEGS, [0, 2, -1] * 4), [], ["0", "1", "2"]),
     "not wanted": (table(JPEGS, [0, 2, 1] * 4), ["--no-labels"], []),
     "asked": (table(JPEGS, kind=KINDS.dictionary_encode()), ["--label-column", "kind"], ["a", "b"]),

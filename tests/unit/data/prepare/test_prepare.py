@@ -110,12 +110,13 @@ def test_a_later_call_adds_a_split_with_the_same_classes(tree, tmp_path, call, s
     assert call(test, options="--split test --overwrite").code == 0
 
 
-def test_a_split_without_labels_joins_one_with(tmp_path, call):
+def test_a_split_without_labels_joins_one_with(tmp_path, call, said):
     photos = write_files(tmp_path / "flat", {"1.png": PNG})
     classes = write_files(tmp_path / "classes", {"a/1.png": PNG, "b/2.png": PNG})
     expected = "train: a 1, b 1 | unlabeled: - 1"
     assert call(classes).code == call(photos, options="--split unlabeled").code == 0
     assert call(classes, options="--overwrite").counts() == expected
+    said(call({"c/1.png": PNG}, options="--split val").text)
     # And the other way round: classes come with the first split that has them.
     assert call(photos, options="--split unlabeled", out="b").code == 0
     assert call(classes, out="b").counts() == expected

@@ -116,6 +116,7 @@ def test_training_images_that_are_held_out_too_are_left_out_or_told_of(call, sai
     }
     others = {f"train/dog/{n}.png": encoded(picture(9 + n, (8, 8)), "png") for n in range(4)}
     given = {} if options else {"test/cat/new.png": encoded(picture(3, (8, 8)), "png")}
+    given |= {f"{split}/cat/empty.png": b"" for split in (() if options else ("train", "test"))}
     result = call(pairs | others | given, options=options)
     said(result.text)
     train, measured = (

@@ -61,9 +61,17 @@ def test_our_own_shards_are_a_source_with_their_classes(call, said):
     assert second.dataset.splits["train"].height == (16, 16)
     third = call(second.out, options="--exif-orientation apply", out="third").dataset.splits["val"].processing
     assert (third.holdout, third.resize, third.exif_orientation) == ("1/4", 16, "apply")
+    options = "--resize {} --quality {} --fraction 2/3 --limit-per-class {}"
+    once = call(second.out, options=options.format(16, 80, 1), out="once")
+    twice = call(once.out, options=options.format(20, 70, 2), out="twice")
+    done = twice.dataset.splits["train"].processing
+    assert (done.resize, done.quality, done.fraction, done.limit_per_class) == (16, 90, "4/9", 1)
     refused = call(first.out, options="--overwrite", out="first")
     said(refused.text)
     assert refused.code == 2
+    for split in ("val", "train"):
+        (twice.out / f"{split}-000000.tar").unlink()
+        said(call(twice.out, out="cut").text)
 
 
 def test_a_folder_with_the_name_of_a_data_set_is_told_how_to_be_named(tmp_path, call, said, monkeypatch):
