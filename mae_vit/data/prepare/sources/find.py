@@ -270,8 +270,9 @@ def _open_archives(
         files.notes.append(
             f"read each of {count_of(len(archives), 'archive')} as the class of its name (--no-labels)"
         )
-    # Folders in them may be the classes.
-    flat = all(image.count("/") <= 2 - one_split for image, _ in files.images)
+    # Folders in them may be the classes, if not 2019.
+    inner = {name for image, _ in files.images for name in image.split("/")[2 - one_split : -1]}
+    flat = not any(map(_CLASS.fullmatch, inner))
     options = replace(
         options,
         split=splits[0] if one_split else options.split,

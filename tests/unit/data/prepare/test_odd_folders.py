@@ -218,6 +218,8 @@ def test_the_name_of_a_source_is_its_split_or_class(tmp_path, call, said):
     assert (call(*packed).counts(), call(packed[1], out="b").counts()) == (f"{two} | {TWO}", two)
     cat, dog = (write_zip(tmp_path / f"{name}.zip", {"1.jpg": JPEG}) for name in ("cat", "dog"))
     assert call(cat, dog, out="c").counts() == TWO
+    years = [write_tar(tmp_path / f"{name}.tar", {f"{name}/2019/1.jpg": JPEG}) for name in ("cat", "dog")]
+    assert call(*years, out="y").counts() == TWO
     more = [write_zip(tmp_path / f"{name}.zip", TREE) for name in ("photos", "more")]
     assert call(*more, out="d").code == 2, "are their names classes, or their folders?"
     folder = write_files(tmp_path / "Valid", TREE)
