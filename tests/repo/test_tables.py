@@ -75,6 +75,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("compare_photos", "ViT from scratch", 3),
         ("study_few_images", "ViT from scratch", 3),
         ("ladder", "control, seed 0", 51),
+        ("study_finetuning", "ViT, control", 12),
         ("study_length", "from scratch", 8),
         ("study_recipes", "MAE, seed 0", 21),
         ("study_unseen", "ViT from scratch", 1),
