@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import split_told
+from mae_vit.core.user_files import split_named, split_told
 from mae_vit.data.prepare.columns import find_all, read_columns
 from mae_vit.data.prepare.entries import (
     Entry,
@@ -146,7 +146,9 @@ def open_unlabeled(
     if any(source.segmentation for source in sources):
         raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
     found = find_images(spec, options.out, labels=False)
-    ours = ("train", "unlabeled")
+    # Of test.zip all images are of its split.
+    own = split_named(Path(spec).name.partition(".")[0]) if Path(spec).is_file() else None
+    ours = ("train", "unlabeled", own)
     entries = [replace(entry, split="train") for entry in found.entries if entry.split in ours]
     notes, names = list(found.notes), ", ".join(dict.fromkeys(source.name for source in sources))
     others = [entry for entry in found.entries if entry.split not in ours]

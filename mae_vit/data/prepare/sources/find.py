@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -36,7 +37,7 @@ from mae_vit.data.prepare.sources.folders import entries_from_paths, open_folder
 from mae_vit.data.prepare.sources.foreign_shards import find_shards, image_member, is_shard, open_shards
 from mae_vit.data.prepare.sources.rows import holds_image_column, open_hub_dataset, open_parquet
 from mae_vit.data.prepare.sources.tables import is_table, open_table
-from mae_vit.data.shards.dataset_json import FILE_NAME
+from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.tar_headers import Tar
 
@@ -140,7 +141,10 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     files = open_folder(path)
     # Without arrays, since the indexes beside shards are arrays.
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
-    described = not images and (path / FILE_NAME).exists()
+    described = False
+    if not images:
+        with suppress(InputError):  # other tools write a dataset.json, too
+            described = bool(read_dataset(path))
     shards = find_shards(path) if described or any(is_tar(Path(name)) for name in files.beside) else []
     parquet = (file for file in files.left_out if user_files.extension_of(file) == "parquet")
     tables = sorted(path / file for file in parquet if not user_files.is_hidden(file))
@@ -249,10 +253,16 @@ def _open_archives(
     named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
     of_splits = {user_files.split_and_rest(stem)[0] for stem in stems} - {None}
     classes = named and len(set(stems)) > 1 and len(of_splits) < 2
-    splits = [
-        user_files.split_from_path(path.parent if classes else path, folder, options.split)
-        for path, _ in archives
-    ]
+    zips = _file_kind(archives[0][0]) == "zip"
+    if zips and len(archives) == 1:  # photos-dev.zip may be anything
+        splits = [user_files.split_named(stems[0]) or options.split]
+    elif classes:
+        splits = [user_files.split_from_path(path.parent, folder, options.split) for path, _ in archives]
+    else:
+        splits = [
+            user_files.split_from_path(path, folder, surely_split(stem) or options.split)
+            for (path, _), stem in zip(archives, stems, strict=True)
+        ]
     one_split = len(set(splits)) == 1
     files = Listing()
     for (_, listing), stem, split in zip(archives, stems, splits, strict=True):
@@ -262,7 +272,7 @@ def _open_archives(
         files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)
     twice = [image for image, count in Counter(image for image, _ in files.images).items() if count > 1]
     # Shards repeat names; zips are parts of one folder.
-    if twice and _file_kind(archives[0][0]) == "zip":
+    if twice and zips:
         raise InputError(
             f"several zips of {folder} contain {twice[0]}; give one of them, or unpack each into a folder of its own"
         )

@@ -220,6 +220,11 @@ def test_the_name_of_a_source_is_its_split_or_class(tmp_path, call, said):
     assert call(cat, dog, out="c").counts() == TWO
     years = [write_tar(tmp_path / f"{name}.tar", {f"{name}/2019/1.jpg": JPEG}) for name in ("cat", "dog")]
     assert call(*years, out="y").counts() == TWO
+    of_years = [
+        write_zip(tmp_path / f"{n}.zip", {f"{n}/{p}": JPEG for p in TREE}) for n in ("train2017", "val2017")
+    ]
+    assert call(*of_years, out="z").counts() == f"{TWO} | val: cat 1, dog 1"
+    assert call(write_zip(tmp_path / "photos-dev.zip", TREE), out="p").counts() == TWO
     more = [write_zip(tmp_path / f"{name}.zip", TREE) for name in ("photos", "more")]
     assert call(*more, out="d").code == 2, "are their names classes, or their folders?"
     folder = write_files(tmp_path / "Valid", TREE)
@@ -227,6 +232,11 @@ def test_the_name_of_a_source_is_its_split_or_class(tmp_path, call, said):
         said(call(folder, options=options, out="e").text)
     other = write_zip(tmp_path / "unlabeled.zip", {"1.jpg": PNG})
     assert call(folder, options=f"--unlabeled {other}", out="f").counts() == f"{TWO}, - 1"
+    other = write_zip(tmp_path / "test.zip", {"1.jpg": PNG})
+    assert call(folder, options=f"--unlabeled {other}", out="g").counts() == f"{TWO}, - 1"
+    arrays = write_files(tmp_path / "arrays", {"dataset.json": b"{}"})
+    np.save(arrays / "1.npy", np.zeros((8, 8, 2), np.uint8))
+    assert call(arrays, out="h").code == 0
 
 
 def test_a_picture_beside_the_classes_of_an_archive_is_a_question(tmp_path, call):
