@@ -254,15 +254,12 @@ def _open_archives(
     of_splits = {user_files.split_and_rest(stem)[0] for stem in stems} - {None}
     classes = named and len(set(stems)) > 1 and len(of_splits) < 2
     zips = _file_kind(archives[0][0]) == "zip"
+    splits = [
+        user_files.split_from_path(path.parent if classes else path, folder, surely_split(stem) or options.split)
+        for (path, _), stem in zip(archives, stems, strict=True)
+    ]
     if zips and len(archives) == 1:  # photos-dev.zip may be anything
         splits = [user_files.split_named(stems[0]) or options.split]
-    elif classes:
-        splits = [user_files.split_from_path(path.parent, folder, options.split) for path, _ in archives]
-    else:
-        splits = [
-            user_files.split_from_path(path, folder, surely_split(stem) or options.split)
-            for (path, _), stem in zip(archives, stems, strict=True)
-        ]
     one_split = len(set(splits)) == 1
     files = Listing()
     for (_, listing), stem, split in zip(archives, stems, splits, strict=True):
