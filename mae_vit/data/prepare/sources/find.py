@@ -255,7 +255,9 @@ def _open_archives(
     classes = named and len(set(stems)) > 1 and len(of_splits) < 2
     zips = _file_kind(archives[0][0]) == "zip"
     splits = [
-        user_files.split_from_path(path.parent if classes else path, folder, surely_split(stem) or options.split)
+        user_files.split_from_path(
+            path.parent if classes else path, folder, surely_split(stem) or options.split
+        )
         for (path, _), stem in zip(archives, stems, strict=True)
     ]
     if zips and len(archives) == 1:  # photos-dev.zip may be anything
