@@ -47,7 +47,7 @@ def test_saves_by_time_change_nothing_else(
     # As after a kill, it resumes from the second of them.
     middle = checkpoint("with", expected[2])
     assert call(*LENGTH, often, *by_time, "--resume", str(middle), name="rest") == 0
-    assert saved_steps(tmp_path / "rest") == [12]
+    assert saved_steps(tmp_path / "rest") == [expected[2], 12]
     assert encoder("with") == encoder("rest") == encoder("without")
 
 
