@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
-from mae_vit.models.encoders.base import DoesNotFit, Encoder, LoadReport, check_finite, shorten
+from mae_vit.models.encoders.base import DoesNotFit, Encoder, LoadReport, shorten
 from mae_vit.models.geometry import ViTGeometry
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.names import another_kind
@@ -49,11 +49,13 @@ def load_weights(
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
     sizes = {"img_size": (weights.geometry or weights).img_size, "grid": weights.grid}
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all():
+            raise InputError(f"{weights.source}: {name} has values that are not finite; give other weights")
     state = encoder.weights()
     taken: dict[str, Tensor] = {}
     try:
         encoder.check(tensors, weights.geometry, weights.num_heads)
-        check_finite(tensors)
         for name in state:
             loaded = tensors.get(name)
             if loaded is None and name in encoder.fixed:

@@ -313,10 +313,3 @@ def adapt_patch_projection(weight: Tensor, channels: int) -> tuple[Tensor, str]:
 def as_map(encoder: Encoder, tokens: Tensor) -> Tensor:
     """Arranges the image tokens as a map: (B, k + n, D) -> (B, D, rows, columns)."""
     return tokens[:, encoder.num_prefix_tokens :].transpose(1, 2).unflatten(2, encoder.feature_grid)
-
-
-def check_finite(tensors: dict[str, Tensor]) -> None:
-    """Raises DoesNotFit, which names the tensor, for weights that are not finite."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
-            raise DoesNotFit(f"{name} has values that are not finite; give other weights")
