@@ -54,7 +54,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     add_images(parser)
     parser.add_argument(
-        "--out", type=as_path, metavar="FILE.csv", help="file to write (a new predicted.csv in RUN's folder)"
+        "--out", type=as_path, metavar="FILE.csv", help="new file to write (predicted.csv in RUN's folder)"
     )
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="the N most probable classes of each image (1)"
@@ -68,10 +68,10 @@ def run_predict(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     run = expand_path(arguments.run_folder)
     out: Path = arguments.out or (run if run.is_dir() else run.parent) / "predicted.csv"
-    if out.exists() and not arguments.out:
-        raise InputError(f"{out} has earlier predictions; give another file, such as --out new_pictures.csv")
     if out.suffix != ".csv" or out.is_dir():
         raise InputError(f"--out {out}: must end in .csv; give --out new_pictures.csv")
+    if out.exists():
+        raise InputError(f"{out} exists; give another file, such as --out new_pictures.csv")
     try:
         _predict(arguments, out)
     except OSError as error:

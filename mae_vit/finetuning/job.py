@@ -19,7 +19,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.features import open_frozen
-from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, say_finished, score
+from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, note_unused, say_finished, score
 from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder, draws_noise
 from mae_vit.finetuning.plan_text import describe_outcome, describe_plan, describe_rates, segmentation_notes
 from mae_vit.finetuning.setup import Setup
@@ -216,5 +216,6 @@ def _foresee_scores(setup: Setup, arguments: Arguments, folder: RunFolder) -> No
         open_frozen(setup, say=True)
         setup.warn_of_normalization()
         setup.warn_of_seen_labels()
+        note_unused(setup.config, arguments)
         chosen = choose_precision(setup.config.train.precision, setup.device)
         print(describe_scoring(setup, chosen), describe_outcome(stop, "scored"), sep="\n")

@@ -132,6 +132,9 @@ def inspect(
         for side, subject in zip(_SIDES, subjects, strict=False):
             samples = draw_samples(data, count=images, encoder=subject.model.info, split=split)
             samples = replace(samples, picture_bands=subject.picture_bands)
+            if samples.passed_over:
+                passed = count_of(samples.passed_over, "image")
+                print(f"note: {passed} of {data} cannot be decoded, and others are shown", file=sys.stderr)
             # The data's bands, which mark missing values.
             subject.model.input = replace(subject.model.input, bands=samples.bands)
             if subject.objective is not None:

@@ -86,18 +86,17 @@ class ObjectiveSection(Section):
 
 
 def _count_masked(geometry: Geometry, mask_ratio: float, mask_unit: int) -> int:
-    """Returns the number of masked patches; raises ValueError, which names the key, if it is none or all."""
+    """Returns the number of masked patches; raises ValueError, which names the key, if it is all."""
     units = count_units(geometry.grid_size, mask_unit)
     num_masked = num_masked_patches(units, mask_ratio)
     if units == 1:
         raise ValueError(f"mask_unit={mask_unit} covers the whole image; lower it or model.patch_size")
-    if not 0 < num_masked < units:
-        state = "visible" if num_masked else "masked"
+    if num_masked == units:
         what = "patches" if mask_unit == 1 else "mask units"
         # Rounded down, as 1 - 1 / units may mask all.
         most = next(m / 1000 for m in range(999, 0, -1) if num_masked_patches(units, m / 1000) < units)
         raise ValueError(
-            f"mask_ratio={mask_ratio} leaves none of {units} {what} {state}; give {1 / units:.3g} to {most:g}"
+            f"mask_ratio={mask_ratio} leaves none of {units} {what} visible; give at most {most:g}"
         )
     return num_masked * mask_unit**2
 

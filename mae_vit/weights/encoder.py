@@ -154,6 +154,8 @@ def encoder_from_weights(
         geometry = replace(geometry, img_size=size)
         info = replace(info, geometry=geometry)
     encoder = info.geometry.build()
+    if pool == "cls" and not encoder.num_class_tokens:
+        raise InputError(f'pool="cls" needs a class token, and {weights.source} has none; leave it out')
     fc_norm = load_features(weights, encoder)[1]
     return PretrainedEncoder(encoder, fc_norm=fc_norm, pool=pool or weights.pool, info=info, weights=weights)
 

@@ -74,9 +74,9 @@ class Conversion:
         """The options of bands that are set, by their names on the command line."""
         values = {
             "--bands": self.how.bands,
+            "--window": self.how.window,  # sets the scale, too
             "--scale": self.scale,
             "--nodata": self.nodata,
-            "--window": self.how.window,
             "--take": self.take,
         }
         return tuple(name for name, value in values.items() if value is not None)

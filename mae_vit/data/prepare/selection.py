@@ -50,9 +50,8 @@ class Selection:
         taken = dict(splits)
         if self.holdout is not None:
             if "train" not in taken or HOLDOUT_SPLIT in taken:
-                raise InputError(
-                    f"--holdout draws {HOLDOUT_SPLIT} from train, but there is {', '.join(taken)}; leave it out"
-                )
+                why = "there is a val" if "train" in taken else f"there is {', '.join(taken)}"
+                raise InputError(f"--holdout draws {HOLDOUT_SPLIT} from train, but {why}; leave it out")
             train, held_out = draw_holdout(taken["train"], self.holdout, HOLDOUT_SPLIT)
             if not held_out:
                 largest = max(Counter(entry.class_name for entry in train).values(), default=0)

@@ -65,11 +65,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         environment = describe_environment(sys.argv, ranks.world_size)
         folder.create(dump_config(config), environment, describe_scoring(setup, precision))
         folder.write_summary("running", facts)
-        typed = {override.partition("=")[0] for override in arguments.overrides}
-        unused = [text for text in unused_options(config, config.mode) if text.partition("=")[0] in typed]
-        if unused:  # a probe has refused them
-            named = ", ".join(unused)
-            print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {named}"])
+        note_unused(config, arguments)
 
     run_on_rank_zero(folder.lock, ranks)
     # Another process may have finished the run meanwhile.
@@ -89,6 +85,14 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         mark_slurm_progress()
         print("\n".join(_describe_outcome(config, summary, folder.path)))
     barrier(ranks)
+
+
+def note_unused(config: FinetuneConfig, arguments: Arguments) -> None:
+    """Prints which of the typed options have no effect; a probe has refused them."""
+    typed = {override.partition("=")[0] for override in arguments.overrides}
+    if unused := [text for text in unused_options(config, config.mode) if text.partition("=")[0] in typed]:
+        named = ", ".join(unused)
+        print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {named}"])
 
 
 def describe_scoring(setup: Setup, precision: Chosen) -> str:

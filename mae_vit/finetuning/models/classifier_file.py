@@ -109,8 +109,10 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
         if "segments" in metadata and "classes" not in metadata:
             raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
         description = Description.model_validate(metadata)
-        section_class(metadata.get("family") or "vit", named)
-        if description.network is None and (found := find_network(tensors, named)):
+        family = metadata.get("family") or "vit"
+        section_class(family, named)
+        is_vit = description.network is None and family == "vit"
+        if is_vit and (found := find_network(tensors, named)):
             tensors = found[0]  # an export may have the names of transformers
     except OSError as error:
         hint = f"give {_WANTED}"

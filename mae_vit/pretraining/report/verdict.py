@@ -54,7 +54,8 @@ def verdict(record: RunRecord) -> Verdict:
     # The held-out loss suffers least from noise and over-fitting.
     name, points = ("held-out", held_out) if len(held_out) >= _FEWEST_VALUES else ("training", training)
     ranks = metric_values(record.lines, "rankme", "heldout")
-    if ranks and ranks[-1][1] < _COLLAPSED:
+    # Features of random weights may be as near to each other.
+    if ranks and ranks[-1][1] < _COLLAPSED and record.step >= FEW_STEPS // 10:
         reason = (
             f"All images have nearly the same features: effective rank {ranks[-1][1]:.3g}, 1 is the least."
         )

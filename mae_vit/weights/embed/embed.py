@@ -277,7 +277,8 @@ def compute_features(
             rows = features.cpu().numpy().astype(settings.dtype)
         finite = np.isfinite(rows).all(axis=1)
         if not finite.all():
-            worst = plain_text(images.entries[list(whole)[finite.argmin()]].path)
+            entry = images.entries[list(whole)[finite.argmin()]]
+            worst = plain_text(f"{entry.path} ({entry.key})" if entry.path.endswith(".tar") else entry.path)
             or_wider = " or --dtype float32" if settings.dtype == "float16" else ""
             raise InputError(
                 f"the features of {worst} are not finite; try --precision fp32{or_wider}, or other weights"

@@ -242,7 +242,9 @@ def _representable(source: ExportSource) -> tuple[MAE | None, tuple[str, ...]]:
         return None, (f"without its decoder, as ViTMAEForPreTraining has none for {height} x {width} px",)
     if decoder.mae is None:
         return None, ("without its decoder, whose number of heads is not known",)
-    return decoder.mae, decoder.notes
+    unit = decoder.mae.mask_unit
+    squares = f"ViTMAEForPreTraining masks single patches, training squares of {unit} x {unit}"
+    return decoder.mae, (*decoder.notes, *[squares] * (unit > 1))
 
 
 def _preprocessor(source: ExportSource) -> dict[str, Any]:

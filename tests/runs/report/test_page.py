@@ -292,6 +292,8 @@ def test_a_loss_below_zero_leaves_no_half_sentence():
         ((FLAT, 0.5, (0.3, 500), 2.9), (LEARNED,), (COLLAPSED,)),
         # More of the same would not mend it.
         ((STEEP, None, None, 1.4), (COLLAPSED,), ("run.name=longer",)),
+        # Hardly trained: nothing collapsed yet.
+        ((FLAT[:12], None, None, 1.4), ("run.name=longer",), (COLLAPSED,)),
     ],
 )
 def test_the_verdict_of_a_run(run, named, unnamed):

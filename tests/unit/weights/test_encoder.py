@@ -187,6 +187,8 @@ def test_a_norm_after_the_mean_is_kept_for_every_encoder():
     mean = encoder.forward_features(images).mean(dim=1)
     expected = torch.nn.functional.layer_norm(mean, mean.shape[1:], *norm.values(), eps=1e-6)
     torch.testing.assert_close(loaded(images), expected)
+    with pytest.raises(InputError, match="class token"):
+        encoder_from_weights(Weights("x", encoder.weights(), **facts), pool="cls")
 
 
 def test_the_package_has_no_other_names():

@@ -141,11 +141,13 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     files = open_folder(path)
     # Without arrays, since the indexes beside shards are arrays.
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
-    described = False
-    if not images:
-        with suppress(InputError):  # other tools write a dataset.json, too
-            described = bool(read_dataset(path))
+    described = not images and _is_prepared(path)
     shards = find_shards(path) if described or any(is_tar(Path(name)) for name in files.beside) else []
+    inner = [
+        str(folder) for folder in sorted({tar.parent for tar in shards} - {path}) if _is_prepared(folder)
+    ]
+    if inner:
+        raise InputError(f"{path} is not prepared, but has prepared data in it; give one of {shown(inner)}")
     parquet = (file for file in files.left_out if user_files.extension_of(file) == "parquet")
     tables = sorted(path / file for file in parquet if not user_files.is_hidden(file))
     if files.images:
@@ -176,6 +178,12 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     note = f"left out {count_of(len(images), 'image')} next to the {kind}s: {shown(images)}"
     left_out = dict.fromkeys(images, f"next to the {kind}s")
     return replace(source, notes=(*source.notes, note), left_out=left_out) if images else source
+
+
+def _is_prepared(folder: Path) -> bool:
+    with suppress(InputError):  # other tools write a dataset.json, too
+        return bool(read_dataset(folder))
+    return False
 
 
 def _check_one_configuration(paths: Sequence[Path], folder: Path, split: str) -> None:
