@@ -18,7 +18,7 @@ from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import PlainOrFusedAttention
 from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.models.encoders.vit import block_for_queries, sincos_position_table
-from mae_vit.models.masking import Masking, random_masking, unit_masking
+from mae_vit.models.masking import Masking, unit_masking
 from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.objectives.config import MAEConfig, num_decoded_patches
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
@@ -86,15 +86,6 @@ class MAE(Objective):
         valid = self.valid_patches(batch.images)  # (B, N, P*P*C)
         error = self.squared_error(images, prediction, ids, valid)  # (B, M, P*P*C)
         return weigh(error, None if valid is None else take_tokens(valid, ids)).mean(), encoded
-
-    def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Masks the patches with the highest noise (B, N; distinct within a row), encodes and decodes.
-
-        Returns predictions (B, N, P*P*C) for all patches, and the mask float32 (B, N), 1 = masked and counted in the
-        loss.
-        """
-        masking = random_masking(noise, self.mask_ratio)
-        return self.predict_all(images, masking), masking.mask
 
     def predict_all(self, images: Tensor, masking: Masking) -> Tensor:
         """Encodes the visible patches of normalized images and predicts all patches: (B, N, P*P*C)."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import raw_normalization
+from mae_vit.models.masking import random_masking
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAE
 from mae_vit.weights.export.source import ExportSource, Written
@@ -189,8 +190,9 @@ def _write_mae(
     model = _write_and_load(source, folder, config, _hub_names(tensors, prefix="vit."))
     noise = torch.rand(len(images), mae.encoder.num_patches, generator=torch.Generator().manual_seed(1))
     theirs = model(pixel_values=images, noise=noise)
-    prediction, mask = mae.reconstruct(images, noise)
-    loss = mae.squared_error(images, prediction)[mask.bool()].mean()
+    masking = random_masking(noise, mae.mask_ratio)
+    prediction = mae.predict_all(images, masking)
+    loss = mae.squared_error(images, prediction)[masking.mask.bool()].mean()
     return {"predictions": (prediction, theirs.logits), "loss": (loss, theirs.loss)}
 
 

@@ -11,7 +11,7 @@ from helpers.objectives import batch_of, build, model_of, options_of
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.masking import nearest_visible, patch_noise
+from mae_vit.models.masking import nearest_visible
 from mae_vit.objectives.objective import Objective
 from mae_vit.testing import build_objective
 
@@ -91,9 +91,8 @@ def test_mae_and_psnr_against_plain_loops(norm_pix):
     np.testing.assert_allclose(
         mae.unit(batch.images), np.where(valid, bands.unit(batch.images), 0), atol=1e-6
     )
-    prediction, mask = mae.reconstruct(
-        mae.normalize(batch.images), patch_noise(batch.keys, mae.encoder.num_patches)
-    )
+    masking = mae.draw_masking(batch.keys)
+    prediction, mask = mae.predict_all(mae.normalize(batch.images), masking), masking.mask
     patches, there = patches_of(images), patches_of(valid)
     guess, masked = prediction.numpy().astype(np.float64), mask.numpy()
     losses, squared, baseline, measured = [], 0.0, 0.0, 0

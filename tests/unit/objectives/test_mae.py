@@ -27,8 +27,9 @@ def test_training_computes_the_loss_of_the_whole_reconstruction(norm_pix_loss, f
     for whole in (True, False):
         if whole:
             images = objective.normalize(batch.images)
-            prediction, mask = objective.reconstruct(images, patch_noise(batch.keys, 16))
-            loss = objective.squared_error(images, prediction)[mask.bool()].mean()
+            masking = objective.draw_masking(batch.keys)
+            prediction = objective.predict_all(images, masking)
+            loss = objective.squared_error(images, prediction)[masking.mask.bool()].mean()
         else:
             loss = objective(batch).loss
         objective.zero_grad()
