@@ -68,6 +68,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("compare_cifar10_longer", "SmallResNet", 4),
         ("compare_cifar10_finetune_longer", "ViT-Tiny from MAE with contrast", 1),
         (LONG_CONTRAST, LONGER, 0),
+        ("compare_cifar10_mixing", f"{LONG_CNN}, mixed", 2),
         ("compare_cifar10_pretrained_cnn", "SmallResNet", 2),
         ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch", 1),
         ("compare_cifar10_ti4", "ViT-Ti/4 from scratch", 1),
