@@ -143,11 +143,6 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
     described = not images and _is_prepared(path)
     shards = find_shards(path) if described or any(is_tar(Path(name)) for name in files.beside) else []
-    inner = [
-        str(folder) for folder in sorted({tar.parent for tar in shards} - {path}) if _is_prepared(folder)
-    ]
-    if inner:
-        raise InputError(f"{path} is not prepared, but has prepared data in it; give one of {shown(inner)}")
     parquet = (file for file in files.left_out if user_files.extension_of(file) == "parquet")
     tables = sorted(path / file for file in parquet if not user_files.is_hidden(file))
     if files.images:
@@ -163,6 +158,11 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
                 f"{count_of(len(packed), kind)} of images ({packed[0].relative_to(path)}, ...); move away those that "
                 f"are not the data, or give the {kind}s as sources"
             )
+    inner = [
+        str(folder) for folder in sorted({tar.parent for tar in shards} - {path}) if _is_prepared(folder)
+    ]
+    if inner:
+        raise InputError(f"{path} is not prepared, but has prepared data in it; give one of {shown(inner)}")
     name = path.resolve().name
     if not packed:
         return entries_from_paths(files, options, where=str(path), name=path.name)

@@ -66,7 +66,9 @@ def test_our_own_shards_are_a_source_with_their_classes(call, said):
     twice = call(once.out, options=options.format(20, 70, 2), out="twice")
     done = twice.dataset.splits["train"].processing
     assert (done.resize, done.quality, done.fraction, done.limit_per_class) == (16, 90, "4/9", 1)
-    for source in (first.out, first.out.parent):  # the folder around holds several prepared folders
+    for name in ("a", "b"):
+        both = call(first.out, out=f"both/{name}").out.parent
+    for source in (first.out, both):
         refused = call(source, options="--overwrite", out="first")
         said(refused.text)
         assert refused.code == 2
