@@ -50,6 +50,8 @@ class NetworkEncoder(Encoder):
         network = build_network(
             name, num_classes=2, in_chans=in_chans, img_size=img_size, drop_path_rate=drop_path_rate
         )
+        # Asked before the head goes: without it the last block would count as the head.
+        self._layers = network_layers(network)
         # Without its head; other names stay the same.
         if isinstance(network, nn.Sequential):
             network = nn.Sequential(OrderedDict([*network.named_children()][:-_BEHIND_MAP]))
@@ -95,7 +97,7 @@ class NetworkEncoder(Encoder):
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer."""
-        return network_layers(self.network)[name.removeprefix(_HELD)]
+        return self._layers[name.removeprefix(_HELD)]
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all tensors by the network's own names (timm's, for its networks)."""

@@ -82,7 +82,10 @@ def test_a_network_gives_the_features_that_its_head_reads(name):
     missing, unexpected = whole.load_state_dict(encoder.weights(), strict=False)
     assert not unexpected
     assert len(missing) == 2  # weight and bias of the head
-    scales = layer_scales(NetworkClassifier(whole, **NORMALIZED, labels=LabelLoss(2)), 0.5)
+    classifier = NetworkClassifier(whole, **NORMALIZED, labels=LabelLoss(2))
+    for held, _ in encoder.named_parameters():
+        assert encoder.layer_of(held) == classifier.layer_of(held), held
+    scales = layer_scales(classifier, 0.5)
     by_layer = [scales[f"network.{name}"] for name, _ in whole.named_parameters()]
     assert by_layer[-1] == max(by_layer) == 1
     assert min(by_layer) == by_layer[0] < 0.25
