@@ -127,10 +127,9 @@ def fidelity(row: Row, folder: Path) -> dict[str, Any]:
     augment = augment_of(row, index)
     source = open_source(index, "auto", channels=3, augment=augment, memory_limit_gib=4)
     view = augment.draw(0, 0, samples)
-    differences = []
+    boxes, differences = augment.boxes(view, stored) / np.tile(stored, 2), []
     for number, ours in enumerate(source.render(0, 0, samples).images):
-        box = np.array(augment.box(view, number, stored[number])) / np.array(stored[number] * 2)
-        theirs = pillow_view(originals[number], box, augment, bool(view.flips[number]))
+        theirs = pillow_view(originals[number], boxes[number], augment, bool(view.flips[number]))
         differences.append(np.abs(ours.transpose(1, 2, 0).astype(int) - theirs))
     means = [float(difference.mean()) for difference in differences]
     return {

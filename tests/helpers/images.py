@@ -169,4 +169,4 @@ def prepare_pairs(folder: Path, out: Path, *, ignore: int = 255, **options):
 
 def boxes_of(augment, drawn, height: int, width: int) -> np.ndarray:
     """Returns the boxes (B, 4) of drawn crops of images of one size."""
-    return np.array([augment.box(drawn, number, (height, width)) for number in range(len(drawn.flips))])
+    return augment.boxes(drawn, (height, width))

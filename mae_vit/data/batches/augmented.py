@@ -125,14 +125,14 @@ class AugmentedSource:
         damaged = list[tuple[int, Damage]]()
         # Views of one sample are adjacent, at begin..end-1.
         begins = np.flatnonzero(np.diff(samples, prepend=-1)).tolist()
-        decoded, size = list[tuple[range, Sample]](), 0
+        decoded, size = list[tuple[int, Sample]](), 0
         for begin, end in zip(begins, [*begins[1:], len(samples)], strict=True):
             try:
                 sample = self.source.read(int(samples[begin]))
             except DamagedSample as error:
                 damaged += [(position, error.damaged[0][1]) for position in range(begin, end)]
                 continue
-            decoded.append((range(begin, end), sample))
+            decoded += [(position, sample) for position in range(begin, end)]
             size += sample.pixels.nbytes
             if size > _TOGETHER_BYTES:
                 self._crop(decoded, drawn, views)
@@ -141,16 +141,16 @@ class AugmentedSource:
         if damaged:
             raise DamagedSample(damaged, self.source.index.folder)
 
-    def _crop(self, decoded: list[tuple[range, Sample]], drawn: AugmentParams, views: Views) -> None:
-        """Crops, resizes and flips samples and their masks into `views`."""
-        for positions, sample in decoded:
-            for position in positions:
-                box = self.augment.box(drawn, position, sample.pixels.shape[1:])
-                flip = bool(drawn.flips[position])
-                views.images[position] = self.augment.crop_resize_flip(sample.pixels, box, flip)
-                views.labels[position] = sample.label
-                if views.masks is not None and sample.mask is not None:
-                    views.masks[position] = crop_mask(sample.mask, box, flip, self.augment.img_size)
+    def _crop(self, decoded: list[tuple[int, Sample]], drawn: AugmentParams, views: Views) -> None:
+        """Crops, resizes and flips samples, each with its position, and their masks into `views`."""
+        augment, sizes = self.augment, [sample.pixels.shape[1:] for _, sample in decoded]
+        boxes = augment.boxes(drawn, sizes, [position for position, _ in decoded]).tolist() if decoded else ()
+        for (position, sample), box in zip(decoded, boxes, strict=True):
+            flip = bool(drawn.flips[position])
+            views.images[position] = augment.crop_resize_flip(sample.pixels, box, flip)
+            views.labels[position] = sample.label
+            if views.masks is not None and sample.mask is not None:
+                views.masks[position] = crop_mask(sample.mask, box, flip, augment.img_size)
 
 
 def open_source(

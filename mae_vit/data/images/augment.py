@@ -6,12 +6,12 @@ drawn for a whole batch at once, because a hash in NumPy costs time per call, no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -66,7 +66,7 @@ class BatchPolicy(Protocol):
 
 @dataclass(frozen=True)
 class AugmentParams:
-    """The drawn augmentation of a batch. `Augment.box` turns crops into boxes once the images' sizes are known.
+    """The drawn augmentation of a batch. `Augment.boxes` turns crops into boxes once the images' sizes are known.
 
     Attributes:
         flips: bool (B,), which images are mirrored.
@@ -140,38 +140,28 @@ class Augment:
         areas[:] = self.scale[0] + areas * (self.scale[1] - self.scale[0])
         return numbers
 
-    def box(self, drawn: AugmentParams, number: int, size: tuple[int, ...]) -> Box:
-        """Returns the box to cut out of image `number` of the batch, whose size is (height, width) in pixels."""
-        height, width = size
-        if drawn.crops is None:
-            whole = size == self.img_size
-            return (0, 0, height, width) if whole else _center_box((height, width), self.img_size)
-        numbers = drawn.crops[number].tolist()
-        if self.crop == "pad":
-            return numbers[0], numbers[1], height, width
-        for area, ratio in zip(numbers[:_TRIES], numbers[_TRIES : 2 * _TRIES], strict=True):
-            pixels = height * width * area
-            rows, columns = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
-            if 0 < rows <= height and 0 < columns <= width:
-                top, left = numbers[-2] * (height - rows + 1), numbers[-1] * (width - columns + 1)
-                return math.floor(top), math.floor(left), rows, columns
-        return _fallback_box((height, width), self.ratio)
+    def boxes(
+        self, drawn: AugmentParams, sizes: npt.ArrayLike, positions: slice | list[int] = slice(None)
+    ) -> np.ndarray:
+        """Returns the boxes to cut out of the images at `positions` of a batch: int64 (n, 4).
 
-    def boxes(self, drawn: AugmentParams, size: tuple[int, int]) -> np.ndarray:
-        """Returns `box` of every image of a batch of equal-size images: int64 (B, 4)."""
+        `sizes` (n, 2) has each image's height and width in pixels, or (2,) those of all.
+        """
+        size = np.broadcast_to(sizes, (len(drawn.flips[positions]), 2))
         if drawn.crops is None:
-            return np.tile(self.box(drawn, 0, size), (len(drawn.flips), 1))
+            return _center_boxes(size, self.img_size)
+        crops = drawn.crops[positions]
         if self.crop == "pad":
-            return np.concatenate([drawn.crops, np.tile(size, (len(drawn.crops), 1))], axis=1)
-        # The numbers of `box`: NumPy's square root and rounding are those of `math`.
-        areas, ratios = drawn.crops[:, :_TRIES], drawn.crops[:, _TRIES : 2 * _TRIES]
-        pixels = size[0] * size[1] * areas
+            return np.concatenate([crops, size], axis=1)
+        areas, ratios = crops[:, :_TRIES], crops[:, _TRIES : 2 * _TRIES]
+        pixels = size.prod(axis=1, keepdims=True) * areas
         tried = np.rint(np.sqrt(np.stack([pixels / ratios, pixels * ratios], axis=2)))
-        fits = ((tried > 0) & (tried <= size)).all(axis=2)
+        fits = ((tried > 0) & (tried <= size[:, None])).all(axis=2)
         sides = tried[np.arange(len(tried)), fits.argmax(axis=1)]
-        corners = np.floor(drawn.crops[:, -2:] * (np.array(size) - sides + 1))
+        corners = np.floor(crops[:, -2:] * (size - sides + 1))
         found = np.concatenate([corners, sides], axis=1).astype(np.int64)
-        found[~fits.any(axis=1)] = _fallback_box(size, self.ratio)
+        for number in np.flatnonzero(~fits.any(axis=1)):
+            found[number] = _fallback_box(size[number], self.ratio)
         return found
 
     def crop_resize_flip(self, image: np.ndarray, box: Box, flip: bool) -> np.ndarray:
@@ -196,8 +186,8 @@ class Augment:
             out[drawn.flips] = out[drawn.flips][..., ::-1]
         else:
             out = np.empty((len(images), len(images[0]), *self.img_size), images[0].dtype)
-            for number, image in enumerate(images):
-                box = self.box(drawn, number, image.shape[1:])
+            boxes = self.boxes(drawn, [image.shape[1:] for image in images]).tolist()
+            for number, (image, box) in enumerate(zip(images, boxes, strict=True)):
                 out[number] = self.crop_resize_flip(image, box, bool(drawn.flips[number]))
         self.apply_policy_and_erasing(out, drawn)
         return out
@@ -260,26 +250,26 @@ def center_crop(
 
     It takes (C, H, W), uint8 or raw values of `bands`, and returns (C, *img_size) of the same type, contiguous.
     """
-    box = _center_box((image.shape[1], image.shape[2]), img_size)
+    (box,) = _center_boxes(np.array([image.shape[1:]]), img_size).tolist()
     augment = Augment(img_size=img_size, bands=bands, interpolation=interpolation)
     return np.ascontiguousarray(augment.crop_resize_flip(image, box, flip=False))
 
 
-def _center_box(size: tuple[int, int], img_size: tuple[int, int]) -> Box:
-    """Returns the largest centered box with the aspect ratio of `img_size`."""
-    scale = min(size[0] / img_size[0], size[1] / img_size[1])
-    height, width = (min(max(round(scale * img_size[n]), 1), size[n]) for n in (0, 1))
-    return (size[0] - height) // 2, (size[1] - width) // 2, height, width
+def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+    """Returns the largest centered boxes (n, 4) with the aspect ratio of `img_size` in images of `sizes` (n, 2)."""
+    scale = (sizes / np.array(img_size)).min(axis=1, keepdims=True)
+    sides = np.clip(np.rint(scale * np.array(img_size)).astype(np.int64), 1, sizes)
+    return np.concatenate([(sizes - sides) // 2, sides], axis=1)
 
 
-def _fallback_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
+def _fallback_box(size: np.ndarray, ratio: tuple[float, float]) -> Box:
     """Returns the largest centered box with an aspect ratio within `ratio`, as torchvision does."""
-    height, width = size
+    height, width = size.tolist()
     if width / height < ratio[0]:
         height = min(max(round(width / ratio[0]), 1), height)
     elif width / height > ratio[1]:
         width = min(max(round(height * ratio[1]), 1), width)
-    return (size[0] - height) // 2, (size[1] - width) // 2, height, width
+    return int(size[0] - height) // 2, int(size[1] - width) // 2, height, width
 
 
 def crop_mask(mask: np.ndarray, box: Box, flip: bool, img_size: tuple[int, int]) -> np.ndarray:

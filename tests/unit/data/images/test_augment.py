@@ -89,7 +89,7 @@ def test_half_of_the_images_are_flipped():
 def test_without_a_crop_the_center_is_taken():
     image = np.arange(6 * 10, dtype=np.uint8).reshape(1, 6, 10)
     augment = Augment(img_size=(6, 6))
-    box = augment.box(augment.draw(0, 0, np.arange(1)), 0, (6, 10))
+    (box,) = augment.boxes(augment.draw(0, 0, np.arange(1)), (6, 10))
     np.testing.assert_array_equal(augment.crop_resize_flip(image, box, False), image[:, :, 2:8])
 
 
