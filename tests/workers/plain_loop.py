@@ -21,7 +21,7 @@ from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.process_group import give_up_after, join
 from mae_vit.runtime.ranks import Ranks, broadcast_from_rank_zero, find_ranks, gather_objects
-from mae_vit.training.engines import state as states
+from mae_vit.training.engines import base
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.state import LossScale
 from mae_vit.training.engines.torch_engine import TorchEngine
@@ -156,13 +156,13 @@ def tensors_of(state) -> int:
 
 
 def count_copies() -> None:
-    to_host = states.to_host
+    to_host = base.to_host
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         COPIED.append(arguments)
-        return to_host(*arguments)
+        return to_host(*arguments, **options)
 
-    states.to_host = counted
+    base.to_host = counted
 
 
 def spread(tensors: Iterable[torch.Tensor]) -> float:

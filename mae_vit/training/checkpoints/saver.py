@@ -93,7 +93,7 @@ class Saver:
             TrainingFailed: on all ranks, after too many failures in a row.
         """
         begun = time.monotonic()
-        # Wait first: `gather` overwrites the memory from which the thread writes the previous state.
+        # Wait first: host memory need not hold two states.
         self.wait()
         state = self._engine.gather()
         state.best, state.course = best, course

@@ -28,7 +28,7 @@ from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.training.engines.compiled_cache import keep_compiled
 from mae_vit.training.engines.cost import BLOCKS
 from mae_vit.training.engines.precision import Autocast, Precision
-from mae_vit.training.engines.state import EMA, LossScale, Staging, TrainState, persistent_buffers, put_back
+from mae_vit.training.engines.state import EMA, LossScale, TrainState, persistent_buffers, put_back, to_host
 from mae_vit.training.optim import OptimizerOptions, make_optimizer
 
 NamedTensors = Iterable[tuple[str, Tensor]]
@@ -91,10 +91,7 @@ class Engine(ABC):
         # Cached: walking `named_parameters()` in every step costs as much as clipping.
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
-        self._staging = Staging(device, copies=ranks.rank == 0)
-        if device.type == "cuda" and options.precision == "fp32" and options.attention in ("cudnn", "flash"):
-            raise InputError(f"train.attention={options.attention} needs train.precision=bf16 or fp16")
-        choose_attention(objective, device, options.attention)
+        choose_attention(objective, device)
         if options.activation_checkpointing:
             recompute_blocks(objective)
         if options.compile:
@@ -194,7 +191,7 @@ class Engine(ABC):
     def gather(self) -> TrainState:
         """Collects the whole state in rank 0's host memory, without tensors on other ranks; collective.
 
-        The next call may overwrite the returned tensors. An engine that shards states overrides it.
+        An engine that shards states overrides it.
         """
 
         def tensors_of(slot: str) -> Iterator[tuple[str, Tensor]]:
@@ -212,17 +209,21 @@ class Engine(ABC):
         self, parameters: NamedTensors, optimizer_states: Mapping[str, NamedTensors]
     ) -> TrainState:
         """Copies tensors one by one to rank 0's host memory and adds the counters."""
-        staging = self._staging
-        staging.begin()
+
+        def copied(tensors: NamedTensors) -> dict[str, Tensor]:
+            # Every rank iterates: to produce a tensor may be collective.
+            return {name: to_host(tensor, queued=True) for name, tensor in tensors if self.ranks.rank == 0}
+
         state = TrainState(
-            staging.collect(parameters),
-            {slot: staging.collect(tensors) for slot, tensors in optimizer_states.items()},
+            copied(parameters),
+            {slot: copied(tensors) for slot, tensors in optimizer_states.items()},
             self.updates,
             None if self.loss_scale is None else replace(self.loss_scale),
-            staging.collect(persistent_buffers(self.objective).items()),
-            average=staging.collect(self.average.tensors.items()) if self.average else {},
+            copied(persistent_buffers(self.objective).items()),
+            average=copied(self.average.tensors.items()) if self.average else {},
         )
-        staging.wait()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         return state
 
     def restore(self, state: TrainState) -> None:

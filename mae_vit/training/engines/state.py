@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -60,70 +59,13 @@ class LossScale:
         return False
 
 
-# Bytes. PyTorch rounds a pinned allocation up to a power of two: a single one for a whole state could
-# take twice its size.
-_CHUNK = 1 << 27
-# Bytes; a multiple of every dtype's size.
-_ALIGN = 64
-# A GPU copies to page-locked memory at full speed, without the host.
-_pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
+def to_host(tensor: Tensor, *, queued: bool = False) -> Tensor:
+    """Copies a tensor to the CPU, contiguous.
 
-
-def to_host(tensor: Tensor) -> Tensor:
-    """Copies a tensor to the CPU, contiguous."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-class Staging:
-    """The memory to which rank 0 copies a state and from which a thread writes it.
-
-    For a GPU it is pinned memory that the first save allocates and later saves reuse; copies are
-    queued, and `wait` waits for all of them. On a CPU each copy is new memory.
+    If `queued`, a GPU copies it in its current stream, before any later change of the tensor, to page-locked memory,
+    which torch keeps for the next copy; it is valid once the stream was waited for.
     """
-
-    def __init__(self, device: torch.device, *, copies: bool) -> None:
-        """Allocates nothing yet."""
-        self._device, self._copies = device, copies
-        self._chunks: list[Tensor] = []
-        self._used: list[int] = []
-
-    def begin(self) -> None:
-        """Frees all earlier copies; nobody may read them any more."""
-        self._used = [0] * len(self._chunks)
-
-    def collect(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Copies named tensors. The copies are valid from `wait` to the next `begin`.
-
-        Ranks that make no copies iterate too, because producing a tensor may be collective.
-        """
-        copied = {}
-        for name, tensor in tensors:
-            if self._copies:
-                copied[name] = self._copy(tensor.detach())
-        return copied
-
-    def wait(self) -> None:
-        """Waits for all queued copies."""
-        if self._copies and self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        if self._device.type != "cuda":
-            return to_host(tensor)
-        target = self._room(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-        # Queued in the compute stream: the copy runs before any later change of the tensor.
-        return target.copy_(tensor, non_blocking=True)
-
-    def _room(self, size: int) -> Tensor:
-        """Returns the first free `size` bytes. Saves with the same sequence of sizes get the same bytes."""
-        for number, chunk in enumerate(self._chunks):
-            begin = self._used[number]
-            if begin + size <= len(chunk):
-                self._used[number] = -(-(begin + size) // _ALIGN) * _ALIGN
-                return chunk[begin : begin + size]
-        self._chunks.append(_pinned(max(_CHUNK, 1 << (size - 1).bit_length())))
-        self._used.append(0)
-        return self._room(size)
+    return tensor.detach().to("cpu", copy=True, non_blocking=queued, memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
