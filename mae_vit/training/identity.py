@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,14 +61,11 @@ class Identity:
 
     Attributes:
         values: options and derived values by dotted key, as plain data.
-        new: keys that an older checkpoint may lack: options at their defaults, and derived values.
-            Without them a new option would prevent old runs from resuming.
         ignored: keys that may differ because the config allows it.
         data_path: where the images are, for messages.
     """
 
     values: dict[str, Any]
-    new: frozenset[str]
     ignored: frozenset[str] = frozenset()
     data_path: str = ""
 
@@ -81,14 +77,16 @@ class Identity:
         return replace(self, values={**self.values, **facts})
 
     def differing_keys(self, saved: Mapping[str, Any], *, extend: bool = False) -> list[str]:
-        """Returns the keys that differ from a saved identity; `extend` allows another length."""
+        """Returns the keys that differ from a saved identity; `extend` allows another length.
+
+        Keys that it lacks do not: otherwise a new option would prevent old runs from resuming.
+        """
         now = self.values
         return [
             key
-            for key in {**saved, **now}
+            for key in saved
             if key not in (*HISTORY, *self.ignored)
-            and saved.get(key) != now.get(key)
-            and (key in saved or key not in self.new)
+            and saved[key] != now.get(key)
             and not (extend and key in LENGTH_KEYS)
             # A resumed run keeps the precision that "auto" chose at its start.
             and not (key == PRECISION and now.get(key) == "auto")
@@ -136,30 +134,14 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
 
     `derived` holds values that follow from the data, such as its fingerprint and normalization.
     """
-    dumped = config.model_dump(mode="json")
-    compared = {section: options for section, options in dumped.items() if section not in _FREE_SECTIONS}
-    values = {key: value for key, value in flatten(compared).items() if key not in FREE_KEYS}
+    values = {
+        key: value
+        for key, value in flatten(config.model_dump(mode="json")).items()
+        if key.partition(".")[0] not in _FREE_SECTIONS and key not in FREE_KEYS
+    }
     values[_PLUGINS] = plugin_digests(config.run.plugins)
-    new = {key for key in values if _at_default(config, dumped, key)}
     ignored = frozenset({_PLUGINS} if config.run.plugins_may_change else ())
-    return Identity({**values, **derived}, frozenset({*new, *derived}), ignored, redact_url(config.data.path))
-
-
-def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
-    """Returns whether the config stays the same without this key.
-
-    It validates the config again, because some defaults depend on other options (betas on the optimizer).
-    """
-    without = copy.deepcopy(dumped)
-    *path, name = key.split(".")
-    section = without
-    for part in path:
-        section = section[part]
-    del section[name]
-    try:
-        return type(config).model_validate(without) == config
-    except ValueError:
-        return False  # the key is required, alone or as one of a group
+    return Identity({**values, **derived}, ignored, redact_url(config.data.path))
 
 
 def check_identity(

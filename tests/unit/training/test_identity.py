@@ -22,7 +22,7 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
     ids=",".join,
 )
 def test_other_images_are_named_by_their_path(changed, said):
-    now = Identity({**SAVED, **changed}, frozenset(), data_path="data/cats")
+    now = Identity({**SAVED, **changed}, data_path="data/cats")
     with pytest.raises(InputError) as refused:
         check_identity(SAVED, now, "runs/x", otherwise="give another run.name")
     said(refused)

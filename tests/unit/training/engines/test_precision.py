@@ -85,7 +85,7 @@ def test_ranks_take_the_weakest(monkeypatch):
 
 def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
     processor(monkeypatch, slowdown=48.0)
-    now = Identity({"train.precision": "auto", "run.seed": 0}, frozenset())
+    now = Identity({"train.precision": "auto", "run.seed": 0})
     saved = {"train.precision": "bf16", "run.seed": 0}
     check_identity(saved, now, "run", otherwise="")
     config = load_config(PretrainConfig, find_config("mae_digits"), ["train.precision=auto"])
