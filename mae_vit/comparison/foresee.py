@@ -64,10 +64,9 @@ class Work(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Least and most seconds of runs that are left and can be estimated; the load if the machine is busy, else None."""
+    """Least and most seconds of runs that are left and can be estimated."""
 
     seconds: dict[RunSpec, tuple[float, float]]
-    load: float | None = None
 
     def until_all_end(self, slots: int) -> tuple[float, float]:
         """Returns the least and most seconds until all runs end, so many at a time, each after those that it needs.
@@ -178,7 +177,7 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
         elif tried and (work := meter.works.get(run)):
             most, fewest = work.rates or map(fmean, zip(*tried, strict=True))
             seconds[run] = work.flops / most, work.flops / fewest
-    return Times(seconds, meter.load)
+    return Times(seconds)
 
 
 def foresee_runs(plan: ComparisonPlan) -> list[RunSpec]:
@@ -219,11 +218,6 @@ class _Meter:
         self._tries: dict[str, StepTime | None] = {}
         self._models: dict[RunSpec, EncoderConfig] = {}
         self.works: dict[RunSpec, Work] = {}
-
-    @property
-    def load(self) -> float | None:
-        """The load of a busy machine."""
-        return max((tried.load for tried in self._tries.values() if tried and tried.load), default=None)
 
     def count_all(self) -> None:
         """Counts all runs, but for those that cannot be set up. Tries raise InputError where one never can."""

@@ -301,10 +301,7 @@ def _describe_sum(plan: ComparisonPlan, times: Times, slots: int) -> str:
     unknown = sum(not run.is_done() for run in plan.runs) - len(times.seconds)
     lost = f"{count_of(unknown, 'run')} of unknown length, " if unknown else ""
     without = f"without {lost}start-up, evaluation and saves"
-    span = _format_span(times.until_all_end(slots))
-    if times.load:
-        return f"{span}, from a quiet machine to one as busy as now (load {times.load:.1f}); {without}"
-    return f"{span}, {without}"
+    return f"{_format_span(times.until_all_end(slots))}, {without}"
 
 
 def _format_span(seconds: tuple[float, float]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -106,10 +105,6 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None, *, done:
         return "over a year on this device; use --dry-run where the run will train"
     apart = "" if ranks.world_size == 1 else "communication of ranks, "
     without = f"without {apart}start-up, evaluation and saves"
-    if step_time.load:
-        busy = f"while it is as busy as now (load {step_time.load:.1f} on {count_of(os.cpu_count() or 1, 'core')})"
-        # Steps take more processor time, too, while others use the caches and the memory.
-        return f"at most {format_duration(least)} on a quiet machine, about {format_duration(most)} {busy}; {without}"
     of = count_of(step_time.images, "image")
     return (
         f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} timed "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,8 +26,6 @@ _ALL_S, _ONE_S, _PATIENCE_S = 1.0, 0.5, 5.0
 _FEWEST_TRIES = 3
 # Steps of six configs took 0.9 to 1.15 times as long as the tries, on an idle core and on a shared one.
 _SLACK = 1.3
-# From this load for each core of the machine on, other processes take much of the time.
-_BUSY = 0.75
 # Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes per parameter.
 _MOST_PARAMETERS_ON_CPU = 150_000_000
 
@@ -37,27 +34,15 @@ class StepTime(NamedTuple):
     """Measured seconds of a step of one rank.
 
     Attributes:
-        least_s: lower bound: processor time of the fastest try / `_SLACK`; if the machine is busy, the processor time
-            itself, an upper bound for an idle machine.
-        most_s: upper bound: wall time of the slowest try x `_SLACK`; if the machine is busy, the time while it is.
+        least_s: lower bound: processor time of the fastest try / `_SLACK`.
+        most_s: upper bound: wall time of the slowest try x `_SLACK`.
         images: images of a try: a micro-batch or fewer.
-        load: processes that want a core, if the machine is busy; None if it is not.
     """
 
     least_s: float
     most_s: float
     tries: int
     images: int
-    load: float | None = None
-
-
-def _load_if_busy() -> float | None:
-    """Returns the load average of the last minute if the machine is busy; None where the system does not tell."""
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # not on this system, or not in this sandbox
-        return None
-    return load if load > _BUSY * (os.cpu_count() or 1) else None
 
 
 def time_steps(
@@ -86,28 +71,16 @@ def time_steps(
         update={"train": config.train.model_copy(update={**alone, "precision": precision})}
     )
     threads = torch.get_num_threads() if device.type == "cpu" else 1
-    load = _load_if_busy() if device.type == "cpu" else None
     try:
-        if load:
-            # Threads that wait for one without a core spend processor time too; one thread alone does not.
-            torch.set_num_threads(1)
         engine = build_engine(config, plan, task, ALONE, device, optimizer=optimizer)
         parts, images = _try(engine, plan, data, unit=unit)
     except torch.OutOfMemoryError:
         return None
-    finally:
-        if load:
-            torch.set_num_threads(threads)
     whole, tries = plan.batch_size_per_device / images, list[np.ndarray]()
     for reading, computing, updating in parts:
-        each = threads if load else 1
-        micro_batch = whole * _micro_batch(reading, computing / each, data, threads)
-        tries.append(plan.accumulation * micro_batch + updating / each)
+        micro_batch = whole * _micro_batch(reading, computing, data, threads)
+        tries.append(plan.accumulation * micro_batch + updating)
     passed, had = np.transpose(tries)
-    if load:
-        # Wall times of some seconds vary tenfold here; the load is a minute's. Its processes and ours share the cores.
-        shared = max(1.0, (load + threads) / (os.cpu_count() or 1))
-        return StepTime(float(had.min()), float(had.min()) * shared, len(tries), images, load)
     return StepTime(float(had.min()) / _SLACK, _SLACK * float(passed.max()), len(tries), images)
 
 

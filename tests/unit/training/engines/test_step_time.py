@@ -1,6 +1,5 @@
 """The time that a plan tells: from real steps, as a range, or why there is none."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,6 @@ def slow(digits, monkeypatch):
     words = [*SMALL_PRETRAIN, f"data.path={digits}"]
     setup = set_up(load_config(PretrainConfig, ROOT / "configs/pretrain/mae_digits.yaml", words), ALONE)
     monkeypatch.setattr(step_time, "_clock", lambda device: (clock.passed, clock.had))
-    monkeypatch.setattr(step_time, "_load_if_busy", lambda: None)
     monkeypatch.setattr(step_time, "time", SimpleNamespace(monotonic=lambda: clock.passed))
 
     def build():
@@ -72,20 +70,6 @@ def test_of_a_step_that_takes_seconds_one_is_enough(slow, monkeypatch):
     assert tried.least_s == pytest.approx(0.002 * 128 / step_time._SLACK)
 
 
-def test_a_busy_machine_gets_a_range_from_a_quiet_one_to_its_load(slow, monkeypatch):
-    """From one thread: others would wait for it, which costs processor time."""
-    threads = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(step_time, "_load_if_busy", lambda: 7.3)
-    tried = slow()
-    assert tried.least_s == pytest.approx(0.002 * 128 / 4)
-    # Four threads and 7.3 other processes share the cores.
-    slower = max(1.0, (7.3 + 4) / os.cpu_count())
-    assert tried.most_s == pytest.approx(0.002 * 128 / 4 * slower)
-    assert (threads, tried.load) == ([1, 4], 7.3)
-
-
 def test_a_plan_tells_a_range_or_why_there_is_none():
     plan = SimpleNamespace(total_steps=1000)
     for tried, expected in (
@@ -98,6 +82,4 @@ def test_a_plan_tells_a_range_or_why_there_is_none():
     ):
         assert describe_time(plan, Ranks(), tried).startswith(expected)
     assert describe_time(plan, Ranks(), StepTime(1.0, 2.0, 5, 128), done=940).startswith("0:01:00 to 0:02:00")
-    busy = describe_time(plan, Ranks(), StepTime(1.5, 4.5, 5, 128, 7.3))
-    assert all(fact in busy for fact in ("at most 0:25:00 ", " 1:15:00 ", "load 7.3"))
     assert "communication" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))
