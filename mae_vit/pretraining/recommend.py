@@ -27,7 +27,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.core.urls import is_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
-from mae_vit.data.prepare.prepare import last_command, prepare
+from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import TEST_SPLITS, Dataset, read_dataset
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -296,14 +296,6 @@ def warn_of_few(images: Images) -> str:
     )
 
 
-def _prepare_again(images: Images) -> str:
-    """Returns the recorded command of the data with a larger share to hold out; empty if unknown or not needed."""
-    command = re.sub(r" --(overwrite|holdout[= ]\S+)", "", last_command(images.folder))
-    here = Path(images.given).resolve() in [Path(word).resolve() for word in shlex.split(command)]
-    needed = here and (not images.held_out or images.too_few_drawn)
-    return f"{command} --overwrite --holdout {images.share}" if needed else ""
-
-
 def _run_name(preset: str, data: str) -> str:
     """Returns the preset's name; with that of the data if `runs/PRESET` belongs to other data."""
     run = Path("runs") / preset
@@ -317,7 +309,7 @@ def _run_name(preset: str, data: str) -> str:
 
 def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[str]:
     """Returns the commands to type; labels and held-out images decide which."""
-    data, commands = images.given, list(filter(None, [_prepare_again(images)]))
+    data, commands = images.given, list[str]()
     if not images.prepared:
         holdout = "" if images.held_out else f" --holdout {images.share}"
         data = f"data/{Path(images.given).resolve().name.partition('.')[0]}"
@@ -379,7 +371,7 @@ def recommend(path: str) -> list[str]:
             "time": describe_time(plan, ALONE, tried),
             "gain": describe_gain(images, plan.total_steps),
         }
-        if images.prepared and not images.held_out and not _prepare_again(images):
+        if images.prepared and not images.held_out:
             facts["missing"] = f"held-out images; prepare the images again with --holdout {images.share}"
         elif few := warn_of_few(images):
             facts["warning"] = few

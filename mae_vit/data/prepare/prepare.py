@@ -331,13 +331,6 @@ class Report:
         return lines
 
 
-def last_command(folder: Path) -> str:
-    """Returns the last command that wrote split train of a data folder; empty if it is not recorded."""
-    path = folder / RECORD
-    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else ""
-    return ["", *re.findall(r"^\$ (.*)\ntrain: ", text, re.MULTILINE)][-1]
-
-
 def dataset_notes(dataset: Dataset) -> list[str]:
     """Warns of classes with doubtful names or counts, and of splits that do not match train."""
     notes, spelled, known = [], dict[str, str](), set(dataset.classes)

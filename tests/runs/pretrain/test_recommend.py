@@ -221,26 +221,17 @@ def test_commands_name_data_only_where_their_presets_read_other_data(seen):
         assert "path: data/photos" in (recommend.PRESETS / folder / f"{preset}.yaml").read_text()
 
 
-def test_the_command_to_prepare_again_is_whole(tmp_path, seen, monkeypatch):
-    """It keeps the options of the first time; few images begin with published weights."""
+def test_few_images_begin_with_published_weights(tmp_path, seen, monkeypatch):
     monkeypatch.chdir(tmp_path)
     photos = {
         f"{name}/{n}.jpg": encoded(picture(n, (64, 64))) for name in ("cats", "dogs") for n in range(20)
     }
     write_files(tmp_path / "my photos", photos)
-    write_files(tmp_path / "more", {f"{n}.jpg": encoded(picture(50 + n, (64, 64))) for n in range(9)})
-    first = ["prepare", "my photos", "data/mine", "--unlabeled", "more", "--shard-samples", "20"]
-    for holdout in ([], ["--holdout", "1/20"]):
-        assert main([*first, *holdout, "--overwrite"]) == 0
-        lines = recommend.recommend("data/mine")
-        again, published, pretrain, *_ = (line.strip() for line in lines[lines.index("commands") + 1 :])
-        assert shlex.split(again)[1:] == [*first, "--overwrite", "--holdout", "1/3"]
-        assert "finetune.mode=knn data.path=data/mine" in published
-        assert pretrain.startswith("mae-vit pretrain mae_photos_64")
-    assert main(shlex.split(again)[1:]) == 0
+    assert main(["prepare", "my photos", "data/mine"]) == 0
     lines = recommend.recommend("data/mine")
-    assert not any("--overwrite" in line for line in lines)
-    (tmp_path / "data/mine/prepare.log").unlink()
-    assert recommend._prepare_again(replace(seen(64), given="data/mine")) == ""
+    assert any("prepare the images again with --holdout 1/3" in line for line in lines)
+    published, pretrain, *_ = (line.strip() for line in lines[lines.index("commands") + 1 :])
+    assert "finetune.mode=knn data.path=data/mine" in published
+    assert pretrain.startswith("mae-vit pretrain mae_photos_64")
     few = replace(seen(64), prepared=False, labeled=240, classes=2)
     assert warn_of_few(few).startswith("--holdout 1/3 gives 80 held-out images")
