@@ -21,7 +21,7 @@ from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, note_unused, say_finished, score
 from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder, draws_noise
-from mae_vit.finetuning.plan_text import describe_outcome, describe_plan, describe_rates, segmentation_notes
+from mae_vit.finetuning.plan_text import describe_outcome, describe_plan, segmentation_notes
 from mae_vit.finetuning.setup import Setup
 from mae_vit.finetuning.training import Training
 from mae_vit.models.encoders.base import LoadReport
@@ -30,7 +30,7 @@ from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
-from mae_vit.training.optim import layer_rates
+from mae_vit.training.optim import layer_scales
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_time, print_notes
 from mae_vit.training.run import run
@@ -181,7 +181,10 @@ def _say_loaded(setup: Training, model: Task, loaded: LoadReport | None) -> None
     if loaded is not None and isinstance(setup.pretrained, Weights):
         print(loaded.describe(setup.pretrained.source))
     if (decay := setup.config.optim.layer_decay) is not None:
-        print(describe_rates(layer_rates(model, decay, setup.plan.lr)))
+        lowest, peak = min(layer_scales(model, decay).values()) * setup.plan.lr, setup.plan.lr
+        print(
+            f"lr       {lowest:.3e} in the first layer, {1 / decay:.4g} times as much in each next one, to {peak:.3e}"
+        )
 
 
 def _foresee_training(setup: Training, arguments: Arguments, folder: RunFolder) -> None:

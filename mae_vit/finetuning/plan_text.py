@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mae_vit.core.messages import count_of
@@ -12,7 +11,6 @@ from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.training import Training
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.optim import LayerRate
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_augment, describe_training, plan_lines, times
 from mae_vit.training.startup import describe_start
@@ -104,13 +102,3 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
     whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it is not trained" if foreign else ""
     ignored = f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}" if named else ""
     return [*filter(None, (whose, ignored))]
-
-
-def describe_rates(rates: Sequence[LayerRate]) -> str:
-    """Returns the learning rates as a table."""
-    lines = ["lr       layer            scale    peak lr  parameters"]
-    lines += [
-        f"         {row.layer:<14} {row.lr_scale:>7.4f} {row.lr:>10.3e} {row.parameters:>11,}"
-        for row in rates
-    ]
-    return "\n".join(lines)

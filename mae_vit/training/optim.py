@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from timm.optim.lars import Lars
@@ -74,27 +74,6 @@ def layer_scales(model: Task, layer_decay: float) -> dict[str, float]:
     layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
     top = 1 + max((layer for layer in layers.values() if layer is not None), default=0)
     return {name: 1.0 if layer is None else layer_decay ** (top - layer) for name, layer in layers.items()}
-
-
-class LayerRate(NamedTuple):
-    """One row of the table of learning rates."""
-
-    layer: str
-    lr_scale: float
-    lr: float
-    parameters: int
-
-
-def layer_rates(model: Task, layer_decay: float, lr: float) -> list[LayerRate]:
-    """Lists the learning rate of each layer, first layer first."""
-    scales = layer_scales(model, layer_decay)
-    rows: dict[str, tuple[float, int]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            layer = model.layer_of(name)
-            title = "norm and head" if layer is None else f"block {layer}" if layer else "embeddings"
-            rows[title] = scales[name], rows.get(title, (0.0, 0))[1] + parameter.numel()
-    return [LayerRate(title, scale, scale * lr, count) for title, (scale, count) in rows.items()]
 
 
 OptimizerName = Literal["adamw", "adam", "sgd", "lars", "muon"]
