@@ -5,7 +5,10 @@ import pytest
 from mae_vit.core.errors import InputError
 from mae_vit.training.identity import Identity, check_identity
 
-SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetune.test_fingerprint": "b"}
+SAVED = {
+    **{"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "data.split": "train"},
+    **{"finetune.test_fingerprint": "b", "finetune.start_digest": "d", "train.steps": 2},
+}
 
 
 @pytest.mark.parametrize(
