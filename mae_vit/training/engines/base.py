@@ -91,7 +91,9 @@ class Engine(ABC):
         # Cached: walking `named_parameters()` in every step costs as much as clipping.
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
-        choose_attention(objective, device)
+        if device.type == "cuda" and options.precision == "fp32" and options.attention in ("cudnn", "flash"):
+            raise InputError(f"train.attention={options.attention} needs train.precision=bf16 or fp16")
+        choose_attention(objective, device, options.attention)
         if options.activation_checkpointing:
             recompute_blocks(objective)
         if options.compile:
