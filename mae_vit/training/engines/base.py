@@ -212,9 +212,11 @@ class Engine(ABC):
     ) -> TrainState:
         """Copies tensors one by one to rank 0's host memory and adds the counters."""
 
+        queued = self.device.type == "cuda"
+
         def copied(tensors: NamedTensors) -> dict[str, Tensor]:
             # Every rank iterates: to produce a tensor may be collective.
-            return {name: to_host(tensor, queued=True) for name, tensor in tensors if self.ranks.rank == 0}
+            return {name: to_host(tensor, queued=queued) for name, tensor in tensors if self.ranks.rank == 0}
 
         state = TrainState(
             copied(parameters),
@@ -224,7 +226,7 @@ class Engine(ABC):
             copied(persistent_buffers(self.objective).items()),
             average=copied(self.average.tensors.items()) if self.average else {},
         )
-        if self.device.type == "cuda":
+        if queued:
             torch.cuda.current_stream(self.device).synchronize()
         return state
 
