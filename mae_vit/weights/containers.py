@@ -64,14 +64,14 @@ def file_in(folder: Path) -> Path | None:
     return next((folder / name for name in _DEEPSPEED if (folder / name).is_file()), None)
 
 
-def read_content(path: Path, *, wanted: str = FORMS) -> tuple[dict[str, Any], dict[Any, Any]]:
+def read_content(path: Path) -> tuple[dict[str, Any], dict[Any, Any]]:
     """Reads a file of weights in any supported container.
 
     Returns:
         Our metadata, empty for third-party files; and tensors by name, in mappings of any depth.
 
     Raises:
-        InputError: if it is no file of weights; the message says what it is, and asks for `wanted`.
+        InputError: if it is no file of weights; the message says what it is.
         OSError: if it cannot be read.
     """
     if path.name in _INDEXES:
@@ -85,7 +85,7 @@ def read_content(path: Path, *, wanted: str = FORMS) -> tuple[dict[str, Any], di
             raise InputError(f"{path} is {_CUT_SHORT} ({error})") from None
     if kind := _describe(path, head):
         raise InputError(f"{path} is {kind}")
-    content = _unpickle(path, pickled=head[:1] == b"\x80" or head[:2] == b"PK", wanted=wanted)
+    content = _unpickle(path, pickled=head[:1] == b"\x80" or head[:2] == b"PK")
     module = content.get("module") or {}
     if path.name in _DEEPSPEED and not any(
         isinstance(v, torch.Tensor) and v.numel() for v in module.values()
@@ -167,7 +167,7 @@ class _InertDict:
         return OrderedDict()
 
 
-def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
+def _unpickle(path: Path, *, pickled: bool) -> dict[Any, Any]:
     """Reads a pickle by torch's restricted reader. Other objects (options of Lightning) become inert."""
     others = {"argparse.Namespace"}
     with suppress(Exception), path.open("rb") as file:  # an old format, or no pickle: torch.load raises below
@@ -185,7 +185,7 @@ def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
             raise InputError(f"{path} is refused, because it contains more than weights; {_SAVE}") from None
         if pickled and re.search("EOF|truncated|corrupted|archive", str(error)):
             raise InputError(f"{path} is {_CUT_SHORT}") from None
-        raise InputError(f"{path} is not a file of weights; give {wanted}") from None
+        raise InputError(f"{path} is not a file of weights; give {FORMS}") from None
     if not isinstance(content, dict):
         kind = "one object" if isinstance(content, _Inert) else f"a {type(content).__name__}"
         raise InputError(f"{path} contains {kind}, not named tensors; {_SAVE}")

@@ -27,7 +27,7 @@ from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_n
 from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import read_metadata
-from mae_vit.models.geometry import Geometry, geometry_from, timm_geometry
+from mae_vit.models.geometry import Geometry, NetworkGeometry, geometry_from, timm_geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.checkpoint import (
     LABELS_SEEN,
@@ -67,6 +67,7 @@ class Weights:
         mean: mean of each channel in training; `std` is its standard deviation.
         img_size: (H, W) in pixels of the images in training.
         labels: labels of the training.
+        classes: names of a classifier's outputs; empty if unknown.
         downloaded: path of the file if `source` is not a path.
         bands: meaning of the raw values of its images; `RGB8` if unknown.
         preprocessing: changes that `prepare` made to its images; none if unknown.
@@ -85,6 +86,7 @@ class Weights:
     geometry: Geometry | None = None
     img_size: tuple[int, int] | None = None
     labels: SeenLabels | None = None
+    classes: tuple[str, ...] = ()
     downloaded: Path | None = None
     bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
@@ -143,6 +145,7 @@ def _with_facts(
         std=tuple(std) if std else None,
         img_size=(int(height), int(width)) if size else None,
         labels=SeenLabels.model_validate(labels) if labels else None,
+        classes=tuple(map(str, facts.get("classes") or ())),
         bands=Bands.of_entry(facts),
         preprocessing=Preprocessing.of_entry(facts),
         pool=facts.get("pool") or pool,
@@ -260,8 +263,9 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     section_class(metadata.get("family") or "vit", path)
     geometry = _checked(geometry_from(metadata), metadata, path)
     if "network" in metadata:  # fine-tuned; patch size 1, as nothing masked its patches
-        facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
-        geometry = ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
+        facts = {"name": metadata["network"], "img_size": metadata["img_size"]}
+        section = ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])})
+        geometry = NetworkGeometry(section.image_hw, 1, section.channels, section.name)
     is_vit = geometry is None or geometry.family == "vit"
     network_in = find_network(content, str(path), network) if is_vit else None
     if network_in is None and not metadata:

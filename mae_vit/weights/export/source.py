@@ -5,7 +5,6 @@ Shapes: B batch, C channels, H W pixels, D width, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.attention import set_fused_attention
-from mae_vit.models.encoder_file import EncoderInfo, read_metadata, to_metadata
+from mae_vit.models.encoder_file import EncoderInfo, to_metadata
 from mae_vit.models.sizes import Pool
 from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.mae_decoder import Decoder, read_decoder
@@ -154,8 +153,9 @@ def load_for_export(asked: str, pool: Pool | None) -> ExportSource:
         raise InputError(
             f"{weights.source}: its head has {head.in_features} inputs, its encoder {encoder.num_features} outputs"
         )
+    classes = weights.classes if head is not None and len(weights.classes) == head.out_features else ()
     decoder = read_decoder(weights, encoder.encoder, encoder.info)
-    return ExportSource(asked, Network(encoder, head), tuple(_read_classes(weights, head)), decoder)
+    return ExportSource(asked, Network(encoder, head), classes, decoder)
 
 
 def _read_head(weights: Weights) -> nn.Linear | None:
@@ -168,11 +168,3 @@ def _read_head(weights: Weights) -> nn.Linear | None:
     head = nn.Linear(weight.shape[1], weight.shape[0])
     head.load_state_dict({"weight": weight, "bias": bias})
     return head
-
-
-def _read_classes(weights: Weights, head: nn.Linear | None) -> Sequence[str]:
-    """Returns the names of a head's outputs from its safetensors file; empty if it does not state them."""
-    if head is None or weights.path.suffix != ".safetensors" or not weights.path.is_file():
-        return ()
-    classes = [str(name) for name in read_metadata(weights.path).get("classes") or ()]
-    return classes if len(classes) == head.out_features else ()
