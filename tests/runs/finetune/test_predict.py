@@ -19,6 +19,8 @@ from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index
 from mae_vit.finetuning.command import main as finetune
+from mae_vit.models.encoder_file import to_metadata
+from mae_vit.models.encoders.baselines import build_network
 
 
 def predict(run, data, out, *words) -> int:
@@ -187,6 +189,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digit
         assert predict(*words) == 2
         said(one_line(capsys))
         assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_network_of_large_images_is_read(tmp_path):
+    network = build_network("SimpleCNN", num_classes=2, in_chans=3, img_size=(300, 300))
+    facts = {"network": "SimpleCNN", "img_size": [300, 300], "classes": ["a", "b"]}
+    metadata = to_metadata({**facts, "mean": [0.5] * 3, "std": [0.2] * 3})
+    save_file(network.state_dict(), tmp_path / "model.safetensors", metadata)
+    assert mae_vit.load_classifier(tmp_path).classes == ("a", "b")
 
 
 HOSTILE = {
