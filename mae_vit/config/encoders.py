@@ -128,7 +128,7 @@ class _TransformerSection(EncoderSection):
     name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
     patch_size: int = Field(gt=0)
     embed_dim: int | None = Field(default=None, gt=0)
-    depth: int | None = Field(default=None, gt=0)
+    depth: int | None = Field(default=None, gt=0, le=1000)
     num_heads: int | None = Field(default=None, gt=0)
     mlp_ratio: float = Field(default=4.0, gt=0)
     drop_rate: float = Field(default=0.0, ge=0, lt=1)
