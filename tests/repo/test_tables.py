@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import tables
 
 WITH_CONTRAST = "ViT-Tiny from MAE with contrast"
+MIXING = "compare_cifar10_mixing"
 CNNS, LONG_CNN = "compare_cifar10_longer", "SmallResNet, 314 epochs"
 LONG_CONTRAST, LONGER = "compare_cifar10_contrast_longer", f"{WITH_CONTRAST}, 146 epochs"
 
@@ -68,7 +69,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("compare_cifar10_longer", "SmallResNet", 4),
         ("compare_cifar10_finetune_longer", "ViT-Tiny from MAE with contrast", 1),
         (LONG_CONTRAST, LONGER, 0),
-        ("compare_cifar10_mixing", f"{LONG_CNN}, mixed", 2),
+        (MIXING, f"{LONG_CNN}, mixed", 2),
         ("compare_cifar10_pretrained_cnn", "SmallResNet", 2),
         ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch", 1),
         ("compare_cifar10_ti4", "ViT-Ti/4 from scratch", 1),
@@ -107,6 +108,8 @@ def test_a_report_follows_from_the_published_predictions(comparison, reference, 
         (CNNS, LONG_CNN, "compare_cifar10_5k", WITH_CONTRAST, "2.9 points (0.6 to 5.3)"),
         (LONG_CONTRAST, LONGER, "compare_cifar10_5k", WITH_CONTRAST, "4.1 points (2.8 to 5.4)"),
         (LONG_CONTRAST, LONGER, CNNS, LONG_CNN, "1.2 points (-0.8 to 3.2)"),
+        (MIXING, f"{LONG_CNN}, mixed", CNNS, LONG_CNN, "1.8 points (-0.9 to 4.5)"),
+        (MIXING, "ViT-Tiny from contrast, 146 epochs, mixed", LONG_CONTRAST, LONGER, "1.9 points (0.7 to 3.0)"),
     ],
 )  # fmt: skip
 def test_differences_between_comparisons_follow_from_their_predictions(comparison, entry, other, row, said):
