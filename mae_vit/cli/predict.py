@@ -70,8 +70,6 @@ def run_predict(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out or (run if run.is_dir() else run.parent) / "predicted.csv"
     if out.suffix != ".csv" or out.is_dir():
         raise InputError(f"--out {out}: must end in .csv; give --out new_pictures.csv")
-    if out.exists():
-        raise InputError(f"{out} exists; give another file, such as --out new_pictures.csv")
     try:
         _predict(arguments, out)
     except OSError as error:
@@ -89,6 +87,8 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
         raise InputError(f"--top {arguments.top}: must be 1 to {len(classifier.classes)}, the run's classes")
     with TemporaryDirectory() as temporary:
         images = open_named(arguments, out=Path(temporary))
+        if out.exists():
+            raise InputError(f"{out} exists; give another file, such as --out new_pictures.csv")
         if images.dataset is not None:
             classifier.fit_bands(images.dataset.bands, images.name)
         settings = read_settings(arguments)

@@ -120,7 +120,7 @@ def _explain(document: Document, path: Sequence[str], problem: Any) -> tuple[str
     hint = ""
     if isinstance(value, str) and isinstance(choices, str):
         hint = closest(value, choices.replace(" or ", ", ").replace("'", "").split(", "))
-    if kind in ("list_type", "tuple_type") and isinstance(value, str | float):
+    if kind in ("list_type", "tuple_type") and isinstance(value, str | int | float):
         sides = re.sub(r"^(\d+) ?x ?(\d+)$", r"\1,\2", str(value))  # 64x96
         hint = f"write a list as [{sides.strip('()[] ')}]"
     elif value in ("None", "none", "nil"):

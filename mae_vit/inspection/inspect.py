@@ -189,7 +189,7 @@ def _write_views(
         names = [file.relative_to(root).as_posix() for file in files]
         picture = image(png, view.title) if isinstance(view.drawn, np.ndarray) else charts.to_svg(view.drawn)
         written.append(WrittenView(view, picture, names))
-        print(f"  {view.title}", file=sys.stderr, flush=True)
+        print(f"  {view.title} ({names[0]})", file=sys.stderr, flush=True)
     return written
 
 

@@ -59,6 +59,8 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
             fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
             guesses = as_predictions(test_labels, _shared_scores(fit, query, setup).softmax(dim=1))
             top1_by_draw.append(guesses.top1)
+            if len(chosen) == len(labels):
+                break  # all draws are equal
         spread = float(np.std(top1_by_draw, ddof=1)) if len(top1_by_draw) > 1 else None
         results[str(shots)] = {"mean": float(np.mean(top1_by_draw)), "std": spread, "draws": top1_by_draw}
     measures |= {"test_top1": results[str(max(config.finetune.shots))]["mean"], "few_shot": results}

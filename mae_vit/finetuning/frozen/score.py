@@ -14,7 +14,7 @@ from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import dump_config, read_run_config
 from mae_vit.core.errors import InputError, RemoteError, RemoteUnavailable
 from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import error_reason
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.evaluation.metrics import Predictions, interval_of_share
 from mae_vit.finetuning.config.modes import unused_options
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -253,5 +253,5 @@ def _describe_outcome(config: FinetuneConfig, summary: dict[str, Any], path: Pat
     )
     for shots, drawn in summary.get("few_shot", {}).items():
         spread = "" if drawn["std"] is None else f" +- {drawn['std']:.2%} over {len(drawn['draws'])} draws"
-        lines.append(f"  {shots:>3} shots  {drawn['mean']:.2%}{spread}")
+        lines.append(f"  {count_of(int(shots), 'shot'):>9}  {drawn['mean']:.2%}{spread}")
     return [*lines, *([f"  details   {path / 'results.json'}, {path / 'predictions.csv'}"] if test else [])]

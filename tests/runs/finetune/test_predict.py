@@ -66,6 +66,8 @@ def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_pat
         capsys.readouterr()
         assert main([*again, *more]) == 2, "predictions of other images stay, and other files"
         assert "--out" in one_line(capsys)
+    assert main(["predict", str(folder), str(digits / "nope")]) == 2
+    assert "nope" in one_line(capsys)
     assert [row["prediction"] for row in csv_rows(folder / "predicted.csv")] == [
         row["prediction"] for row in ours
     ]
