@@ -59,7 +59,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "and indexes to it; with --overwrite again, after shards or indexes changed")
     _add(parser, "--root", "DIR", as_path, "folder of torchvision's CIFAR files, which are downloaded if missing")
     _add(parser, "--split", "NAME", word, "split of the images that are outside of train/, val/ and test/ folders "
-        "(train)", "train")
+        "(train)")
     _add_labels(parser)
     _add_switch(parser, "--overwrite", "replace splits that exist")
 
@@ -273,6 +273,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         nodata=arguments.nodata,
         take=arguments.take,
     )
+    asked, arguments.split = arguments.split, arguments.split or "train"
     options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
     if arguments.in_place:
         return index_in_place(
@@ -293,9 +294,9 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         else:
             sources = find_sources(specs, options)
         splits = sorted({entry.split for source in sources for entry in source.entries})
-        if arguments.split not in ("train", *splits):
+        if asked not in (None, *splits):
             told = f"names or a column of the sources say {', '.join(splits)}"
-            raise InputError(f"--split {arguments.split} has no effect: {told}; leave it out, or rename them")
+            raise InputError(f"--split {asked} has no effect: {told}; leave it out, or rename them")
         if arguments.masks:
             segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
             sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]

@@ -165,7 +165,7 @@ BAD = {
     "a split of what has its own": "digits --split x",
     "labels that are not wanted": "{tmp}/src --no-labels --class-folder last",
     "a column of a folder": "{tmp}/mixed --label-column x",
-    "a split of a file that names its own": "{tmp}/my_test.tar --split x",
+    "a split of a file that names its own": "{tmp}/my_test.tar --split train",
     "no copy of cifar10": "cifar10 --root {tmp}/none",
 }
 
