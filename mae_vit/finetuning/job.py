@@ -180,7 +180,7 @@ def _say_loaded(setup: Training, model: Task, loaded: LoadReport | None) -> None
     """Prints how the weights fit the network, and the learning rates of its layers."""
     if loaded is not None and isinstance(setup.pretrained, Weights):
         print(loaded.describe(setup.pretrained.source))
-    if (decay := setup.config.optim.layer_decay) is not None:
+    if (decay := setup.config.optim.layer_decay) is not None and setup.config.mode.trains == "all":
         lowest, peak = min(layer_scales(model, decay).values()) * setup.plan.lr, setup.plan.lr
         print(
             f"lr       {lowest:.3e} in the first layer, {1 / decay:.4g} times as much in each next one, to {peak:.3e}"

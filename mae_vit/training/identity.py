@@ -12,7 +12,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.urls import redact_url
 from mae_vit.training.checkpoints.checkpoint import HISTORY
 
-# These sections and options may change when a run resumes. A change to any other is an error that names it.
+# These sections and options may change when a run resumes. A change to any other that a checkpoint has is an error that
+# names it.
 _FREE_SECTIONS = ("monitor", "checkpoint", "guard")
 FREE_KEYS = (
     "run.name",

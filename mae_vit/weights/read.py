@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isqrt
+from math import inf, isqrt
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,12 @@ def read_weights(name: str) -> Weights:
     except OSError as error:
         raise InputError(f"cannot read {error.filename or name}: {error_reason(error)}") from None
     except Exception as error:  # any malformed content of an untrusted file
-        raise InputError(f"{name} has no weights ({error_reason(error)}); give another file") from None
+        reason = _plain_reason(error) if isinstance(error, ValidationError) else error_reason(error)
+        raise InputError(f"{name} cannot be read as weights ({reason}); give another file") from None
+
+
+def _plain_reason(error: ValidationError) -> str:
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 def _read_folder(folder: Path) -> Weights:
@@ -294,8 +299,9 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
 def _checked(geometry: Geometry | None, metadata: dict[str, Any], path: Path) -> Geometry | None:
     """Raises InputError for metadata of ours that a config could not state; returns the geometry."""
     try:
-        if not all(value > 0 for value in metadata.get("std") or ()):
-            raise ValueError(f"std={metadata['std']}: must be above 0")
+        for name, least in (("mean", -inf), ("std", 0)):
+            if not all(least < value < inf for value in metadata.get(name) or ()):
+                raise ValueError(f"{name}={metadata[name]}: must be finite, and std above 0")
         if metadata.get("pool") not in (None, "cls", "mean"):
             raise ValueError(f'pool="{metadata["pool"]}": must be "cls" or "mean"')
         if geometry is not None and hasattr(geometry, "num_heads"):
@@ -304,8 +310,11 @@ def _checked(geometry: Geometry | None, metadata: dict[str, Any], path: Path) ->
         reason = str(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            reason = first["msg"].removeprefix("Value error, ")
-            reason = f"{first['loc'][0]}={first['input']!r}: not possible" if first["loc"] else reason
+            reason = (
+                f"{first['loc'][0]}={first['input']!r}: not possible"
+                if first["loc"]
+                else _plain_reason(error)
+            )
         raise InputError(f"{path}: its metadata are damaged ({reason}); copy it again") from None
     return geometry
 

@@ -165,8 +165,3 @@ def prepare_pairs(folder: Path, out: Path, *, ignore: int = 255, **options):
     source = find_images(str(folder / "images"), out=out, split="train", root=None)
     segmentation = read_classes(folder / "classes.txt", ignore)
     return prepare([pair_masks(source, folder / "masks", segmentation)], out, **options)
-
-
-def boxes_of(augment, drawn, height: int, width: int) -> np.ndarray:
-    """Returns the boxes (B, 4) of drawn crops of images of one size."""
-    return augment.boxes(drawn, (height, width))

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
-from mae_vit.models.encoders.network import in_fast_layout, network_layers
+from mae_vit.models.encoders.network import in_fast_layout, layer_in, network_layers
 from mae_vit.models.geometry import NetworkGeometry
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss, LabelTask
@@ -125,7 +125,7 @@ class NetworkClassifier(Classifier):
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer; None for the head."""
-        return network_layers(self.network)[name.removeprefix("network.")]
+        return layer_in(network_layers(self.network), name.removeprefix("network."))
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""

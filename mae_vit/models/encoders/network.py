@@ -6,12 +6,14 @@ Shapes: B batch, C channels, H W pixels, n cells of the map, D its width.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import torch
 from timm.models import group_parameters
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import SmallBiT, build_network
@@ -97,7 +99,7 @@ class NetworkEncoder(Encoder):
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer."""
-        return self._layers[name.removeprefix(_HELD)]
+        return layer_in(self._layers, name.removeprefix(_HELD))
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all tensors by the network's own names (timm's, for its networks)."""
@@ -121,8 +123,8 @@ def in_fast_layout(images: Tensor, network: nn.Module) -> Tensor:
 def network_layers(network: nn.Module) -> dict[str, int | None]:
     """Returns layer numbers by parameter name, for layer-wise rate decay; None is the last layer.
 
-    timm defines the layers of its networks. In a sequential network each convolution with the norm after it is a
-    layer.
+    timm defines the layers of most of its networks; of the others there are none. In a sequential network each
+    convolution with the norm after it is a layer.
     """
     if isinstance(network, nn.Sequential):
         layers: dict[str, int | None] = {}
@@ -132,6 +134,17 @@ def network_layers(network: nn.Module) -> dict[str, int | None]:
             head = isinstance(layer, nn.Linear)
             layers |= {f"{place}.{name}": None if head else number for name, _ in layer.named_parameters()}
         return layers
+    if not hasattr(network, "group_matcher"):
+        return {}
     matcher = network.group_matcher(coarse=False)  # type: ignore[operator]
     numbers: dict[str, int] = group_parameters(network, matcher, reverse=True)
     return {name: None if number == max(numbers.values()) else number for name, number in numbers.items()}
+
+
+def layer_in(layers: Mapping[str, int | None], name: str) -> int | None:
+    """Returns a parameter's layer among `network_layers`; raises InputError if there are none."""
+    if not layers:
+        raise InputError(
+            "optim.layer_decay: timm defines no layers of this network; use optim.layer_decay=null"
+        )
+    return layers[name]

@@ -211,7 +211,6 @@ class Engine(ABC):
         self, parameters: NamedTensors, optimizer_states: Mapping[str, NamedTensors]
     ) -> TrainState:
         """Copies tensors one by one to rank 0's host memory and adds the counters."""
-
         queued = self.device.type == "cuda"
 
         def copied(tensors: NamedTensors) -> dict[str, Tensor]:

@@ -118,6 +118,11 @@ def test_a_run_folder_alone_tells_data_and_recipe(alone, digits, tmp_path, capsy
     name = "name: finetune_cifar_tiny-mae"
     for line in (f"path: {digits}", name, "flip: false", "crop: none", "pool: mean", "layer_decay: 0.8"):
         assert line in config, line
+    # Two blocks of the pretraining, so the first layer is three steps of 0.8 below the peak.
+    (rates,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("lr "))
+    numbers = [float(word.strip(",")) for word in rates.split() if word[0].isdigit()]
+    assert numbers[1] == 1.25
+    assert numbers[0] / numbers[2] == pytest.approx(0.8**3, rel=1e-3)
     assert alone("train.steps=3") == 2
     assert "train.steps was 2" in capsys.readouterr().err
 

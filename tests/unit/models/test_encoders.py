@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from mae_vit.config.encoders import ENCODERS, family_of
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
 from mae_vit.models.encoders.base import Encoder
@@ -72,6 +73,12 @@ def test_rotary_weights_take_any_size_of_images(tmp_path):
     expected = encoder.forward_features(images)[:, 5:].mean(dim=1)
     torch.testing.assert_close(again.features(images), expected)
     assert again.patch_map(images).shape == (2, 32, 4, 4)
+
+
+def test_a_network_whose_layers_timm_does_not_define_is_an_encoder():
+    encoder = encoder_of(32, name="timm:poolformerv2_s12")
+    with pytest.raises(InputError, match="layer_decay"):
+        encoder.layer_of(next(iter(dict(encoder.named_parameters()))))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -148,7 +148,7 @@ def test_another_size_interpolates_positions_and_odd_options_are_refused(path, s
     ("key", "value"),
     [
         *(("num_heads", 0), ("num_heads", 3), ("patch_size", 0), ("depth", "6"), ("std", [0, 1, 1])),
-        *(("depth", 10**8), ("pool", "max")),
+        *(("depth", 10**8), ("mean", [0.5, float("nan"), 0.5]), ("pool", "max")),
     ],
 )
 def test_damaged_metadata_are_one_line(path, key, value, said):

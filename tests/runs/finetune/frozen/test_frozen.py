@@ -60,7 +60,9 @@ def test_frozen_features_are_scored(shared, pretrained, mode):
             assert scores["mean"] == pytest.approx(np.mean(scores["draws"]))
             assert scores["std"] == pytest.approx(np.std(scores["draws"], ddof=1))
             assert len(set(scores["draws"])) > 1
-        whole = shared(f"finetune.mode={mode}", "data.labels_per_class=2", "finetune.shots=[2]", ckpt=pretrained)
+        whole = shared(
+            f"finetune.mode={mode}", "data.labels_per_class=2", "finetune.shots=[2]", ckpt=pretrained
+        )
         (scores,) = summary_of(whole.folder)["few_shot"].values()
         assert len(scores["draws"]) == 1  # there is no other draw
         assert scores["std"] is None

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.images import boxes_of, smooth
+from helpers.images import smooth
 from PIL import Image
 
 from mae_vit.data.images.augment import Augment
@@ -13,7 +13,7 @@ BOX = {"scale": (0.2, 1.0), "ratio": (3 / 4, 4 / 3)}
 
 def test_random_boxes_stay_inside_and_have_the_asked_area_and_shape():
     augment = Augment(img_size=(32, 32), crop="random_resized", scale=(0.2, 0.9), ratio=(0.75, 4 / 3))
-    boxes = boxes_of(augment, augment.draw(0, 0, INDEX), 400, 440)
+    boxes = augment.boxes(augment.draw(0, 0, INDEX), (400, 440))
     top, left, height, width = boxes.T
     # All corners are reached, and nothing outside.
     assert (top.min(), left.min(), (top + height).max(), (left + width).max()) == (0, 0, 400, 440)
@@ -33,7 +33,7 @@ def test_random_boxes_follow_torchvision_in_distribution():
     image = torch.empty(1, 300, 500)
     theirs = np.array([RandomResizedCrop.get_params(image, [0.2, 1.0], [0.75, 4 / 3]) for _ in range(4000)])
     augment = Augment(img_size=(32, 32), crop="random_resized", **BOX)
-    ours = boxes_of(augment, augment.draw(0, 0, np.arange(4000)), 300, 500)
+    ours = augment.boxes(augment.draw(0, 0, np.arange(4000)), (300, 500))
     for column in range(4):
         # Two samples of 4,000: the standard error of the difference is at most 2 % of the spread.
         spread = theirs[:, column].std()
@@ -43,7 +43,7 @@ def test_random_boxes_follow_torchvision_in_distribution():
 
 def test_an_image_too_narrow_falls_back_to_its_center():
     augment = Augment(img_size=(8, 8), crop="random_resized", scale=(0.9, 1.0), ratio=(0.75, 4 / 3))
-    boxes = boxes_of(augment, augment.draw(0, 0, np.arange(5)), 10, 200)
+    boxes = augment.boxes(augment.draw(0, 0, np.arange(5)), (10, 200))
     assert (boxes == [0, 93, 10, 13]).all()
 
 
@@ -68,7 +68,7 @@ def test_pad_shifts_by_up_to_its_width_and_fills_with_zeros():
     seen = set()
     batch = augment.apply(np.repeat(image[None], 200, axis=0), view)
     padded = np.pad(image, ((0, 0), (2, 2), (2, 2)))
-    for number, (top, left, *_) in enumerate(boxes_of(augment, view, 8, 8)):
+    for number, (top, left, *_) in enumerate(augment.boxes(view, (8, 8))):
         seen.add((int(top), int(left)))
         expected = padded[:, top + 2 : top + 10, left + 2 : left + 10]
         np.testing.assert_array_equal(batch[number], expected)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.images import boxes_of, smooth
+from helpers.images import smooth
 
 from mae_vit.config.data import AugmentSection
 from mae_vit.config.load import load_config
@@ -109,7 +109,7 @@ def test_without_policy_and_erasing_all_is_as_before(crop):
     view = augment.draw(7, 3, np.arange(100, 164))
     assert view.calls is None
     assert view.erasing is None
-    drawn = boxes_of(augment, view, 16, 16).astype("<i8").tobytes() + view.flips.tobytes()
+    drawn = augment.boxes(view, (16, 16)).astype("<i8").tobytes() + view.flips.tobytes()
     pixels = augment.apply(images, view).tobytes()
     for content, digest in zip((drawn, pixels), BEFORE[crop], strict=True):
         assert digest in (None, hashlib.sha256(content).hexdigest()[:16])

@@ -13,6 +13,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints import saver as saving
 from mae_vit.training.checkpoints.remote import RemoteRun
 from mae_vit.training.checkpoints.saver import Saver
+from mae_vit.training.engines import base
 from mae_vit.training.engines.state import LossHistory, TrainState, to_host
 
 MIXED = {
@@ -22,6 +23,16 @@ MIXED = {
     "large": torch.arange(1500.0),
     "none": torch.empty(0, 4),
 }
+
+
+def test_a_gpu_is_waited_for_once(monkeypatch):
+    calls, stream = [], SimpleNamespace(synchronize=lambda: calls.append("wait"))
+    monkeypatch.setattr(base, "to_host", lambda tensor, *, queued: calls.append(queued))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    engine = SimpleNamespace(device=torch.device("cuda"), ranks=Ranks(), objective=torch.nn.Module())
+    engine.updates, engine.loss_scale, engine.average = 0, None, None
+    base.Engine.make_state(engine, MIXED.items(), {})
+    assert calls == [True] * len(MIXED) + ["wait"]
 
 
 @pytest.mark.parametrize("queued", [False, True])
