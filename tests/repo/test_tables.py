@@ -78,6 +78,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("study_few_images", "ViT from scratch", 3),
         ("ladder", "control, seed 0", 51),
         ("study_finetuning", "ViT, control", 12),
+        ("study_mixing_photos", "contrast", 5),
         ("study_length", "from scratch", 8),
         ("study_recipes", "MAE, seed 0", 21),
         ("study_unseen", "ViT from scratch", 1),
