@@ -1,6 +1,6 @@
 """An experiment tracker of your own: a table of all metrics, one line for each value.
 
-mae-vit pretrain mae_digits run.plugins=[examples/csv_tracker.py] monitor.trackers=[csv]
+mae-vit pretrain mae_digits 'run.plugins=[examples/csv_tracker.py]' 'monitor.trackers=[csv]'
 """
 
 from __future__ import annotations

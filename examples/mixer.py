@@ -1,6 +1,6 @@
 """An encoder of one's own: a small MLP-Mixer (arXiv 2105.01601), which SimMIM pretrains by masked pixels.
 
-    mae-vit pretrain simmim_digits run.plugins=[examples/mixer.py] model.family=mixer model.name=mixer run.name=mixer
+    mae-vit pretrain simmim_digits 'run.plugins=[examples/mixer.py]' model.family=mixer model.name=mixer run.name=mixer
 
 Shapes: B batch, C channels, H W pixels, P patch size, N patches, D width.
 """

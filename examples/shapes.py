@@ -1,6 +1,6 @@
 """A data set of one's own, read by number: squares and discs, which are drawn when they are read.
 
-    mae-vit pretrain mae_digits run.plugins=[examples/shapes.py] data.path=shapes run.name=shapes
+    mae-vit pretrain mae_digits 'run.plugins=[examples/shapes.py]' data.path=shapes run.name=shapes
 
 A file of images (HDF5, LMDB, a memory map) is read the same way. Open it in `read`: processes that load data get a
 pickled copy of the source.

@@ -1,6 +1,6 @@
 """An augmentation policy of one's own: inverts the bright pixels of every fifth image (BYOL, arXiv 2006.07733, App. B).
 
-mae-vit pretrain mae_digits run.plugins=[examples/solarize.py] data.augment.policy=solarize run.name=solarize
+mae-vit pretrain mae_digits 'run.plugins=[examples/solarize.py]' data.augment.policy=solarize run.name=solarize
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An objective of one's own: is an image upside down? Rotation prediction (arXiv 1803.07728) by half a turn.
 
-    mae-vit pretrain mae_digits run.plugins=[examples/upside_down.py] "objective={name: upside_down}" run.name=turned
+    mae-vit pretrain mae_digits 'run.plugins=[examples/upside_down.py]' "objective={name: upside_down}" run.name=turned
 
 Shapes: B batch, D width.
 """

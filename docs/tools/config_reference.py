@@ -17,8 +17,8 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 OUT = Path(__file__).resolve().parents[1] / "config.md"
 _HEAD = """# All keys of a config
 
-Give any key on the command line as `section.key=value`. `null` restores a key's default, or does what the key's
-meaning says of null. Unknown keys and impossible combinations are errors. In the tables, "required" means that the
+Give any key on the command line as `section.key=value`. `null` restores a key's default, unless its meaning
+says otherwise. Unknown keys and impossible combinations are errors. In the tables, "required" means that the
 config must set the key, and "none" that it need not.
 """
 _REFUSED = [f"`{key}`" for key in HIDDEN_KEYS if not key.startswith("finetune.")]

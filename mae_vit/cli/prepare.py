@@ -166,7 +166,8 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     if classes == 1 and report.dataset.segmentation is None:
         alone = "" if arguments.in_place else "; --no-labels prepares the images without it"
         print(f"note: a single class cannot be learned{alone}")
-    print(f"  next      mae-vit recommend {shlex.quote(str(out))}")
+    if "train" in report.dataset.splits:
+        print(f"  next      mae-vit recommend {shlex.quote(str(out))}")
     return 0
 
 

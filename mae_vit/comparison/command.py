@@ -27,7 +27,7 @@ keys of the runs:
 """
 _EXAMPLES = """  mae-vit compare compare_demo
   mae-vit compare compare_photos data.path=data/photos
-  mae-vit compare compare_demo run.name=quick seeds=[0] \\
+  mae-vit compare compare_demo run.name=quick 'seeds=[0]' \\
       set.train.epochs=2 set.train.warmup_epochs=0 pretrain.MAE.set.train.epochs=2 \\
       pretrain.MAE.set.train.warmup_epochs=0                             a quick try
   mae-vit compare compare_demo --dry-run

@@ -165,8 +165,8 @@ def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -
         nargs="*",
         metavar="CONFIG KEY.PATH=VALUE",
         help="the config: a YAML file, or a preset's name (mae-vit presets lists them); then keys with other values, "
-        f"such as {example}; null restores a key's default ({default}=null), or does what its "
-        "meaning says of null",
+        f"such as {example}; null restores a key's default ({default}=null), unless its meaning "
+        "says otherwise",
     )
 
 

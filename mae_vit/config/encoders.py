@@ -192,7 +192,7 @@ class ViTRopeSection(_TransformerSection):
     """A Vision Transformer with rotary positions and register tokens, as DINOv3 has them (arXiv 2508.10104).
 
     Attributes:
-        register_tokens: tokens beside [CLS] that nothing reads (arXiv 2309.16588).
+        register_tokens: tokens besides [CLS], dropped after the last block (arXiv 2309.16588).
     """
 
     family: Literal["vit_rope"]

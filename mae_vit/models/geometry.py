@@ -112,7 +112,7 @@ class ViTRopeGeometry(_TransformerGeometry):
     """A Vision Transformer with rotary positions and register tokens; D / heads is divisible by 4.
 
     Attributes:
-        register_tokens: number of tokens beside [CLS] that nothing reads.
+        register_tokens: number of tokens besides [CLS], dropped after the last block.
     """
 
     family = "vit_rope"
