@@ -250,7 +250,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.prepare.convert import Conversion, default_workers
     from mae_vit.data.prepare.entries import SourceOptions
     from mae_vit.data.prepare.in_place import index_in_place
-    from mae_vit.data.prepare.label_files import label_by_file, open_unlabeled, split_off
+    from mae_vit.data.prepare.label_files import label_by_file, open_unlabeled
     from mae_vit.data.prepare.masks import pair_masks, read_classes
     from mae_vit.data.prepare.prepare import prepare
     from mae_vit.data.prepare.publish import only_writer
@@ -288,10 +288,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         extra = []
         if arguments.label_file:
             plain = replace(options, labels=False, image_column=None, label_column=None)
-            labeled = label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)
-            # A holdout is drawn from labeled images alone.
-            first, *extra = split_off(labeled)
-            sources = [first]
+            sources = [label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)]
         else:
             sources = find_sources(specs, options)
         splits = sorted({entry.split for source in sources for entry in source.entries})

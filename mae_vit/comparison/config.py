@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mae_vit.config.keys import KeysOf, key_paths, meant
+from mae_vit.config.load import ALTERNATIVES
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import PathText, write_value
 from mae_vit.core.messages import nearest
@@ -294,7 +295,14 @@ def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
     shared = config.set
     if is_frozen(entry.start):
         shared = {key: value for key, value in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
-    return {**shared, **entry.set, "data.path": config.data.path}
+    return {**joined(shared, entry.set), "data.path": config.data.path}
+
+
+def joined(shared: Overrides, own: Overrides) -> Overrides:
+    """Joins overrides; `own` win, also over a key that gives the same thing: train.epochs over train.steps."""
+    given = {key for key, value in own.items() if value is not None}
+    replaced = {key for group in ALTERNATIVES if not given.isdisjoint(group) for key in group}
+    return {**{key: value for key, value in shared.items() if key not in replaced}, **own}
 
 
 def override_words(overrides: Overrides) -> list[str]:

@@ -20,6 +20,7 @@ from mae_vit.comparison.config import (
     CompareConfig,
     EntrySection,
     entry_settings,
+    joined,
     override_words,
 )
 from mae_vit.comparison.foresee import Times, check_pretraining, estimate_times, foresee_runs
@@ -238,7 +239,7 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
     ckpt = None if entry.start in plan.config.pretrain else entry.start
     points = plan.config.tuning_settings(entry) if mode in TUNED_BY else []
     for point in points or [{}]:
-        words = override_words({**entry_settings(plan.config, entry), **point, "finetune.mode": mode})
+        words = override_words({**joined(entry_settings(plan.config, entry), point), "finetune.mode": mode})
         try:
             amend = WeightsOverrides(ckpt, path, words)
             loaded = load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")

@@ -20,6 +20,7 @@ from mae_vit.comparison.config import (
     Labels,
     Overrides,
     entry_settings,
+    joined,
     slug,
 )
 from mae_vit.comparison.inputs import Inputs, sha1
@@ -229,7 +230,7 @@ class ComparisonPlan:
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
         # The draw of a seed in the table: weights that have seen labels leave those out.
         seed = (entry.seeds or self.config.seeds)[0]
-        settings = {**self._settings(entry, labels, self.config.tuned_mode, seed, point), **point}
+        settings = joined(self._settings(entry, labels, self.config.tuned_mode, seed, point), point)
         return self._identified(self._finetuning(name, entry, {**settings, "run.seed": TUNE_SEED}))
 
     def _cell(self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int) -> RunSpec:

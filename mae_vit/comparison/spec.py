@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mae_vit.comparison.config import Overrides, override_words, slug
+from mae_vit.comparison.config import Overrides, joined, override_words, slug
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.models.encoder_file import Cost, cost_of_weights
@@ -23,7 +23,6 @@ _COMMAND = str(Path(__file__).resolve().parents[1] / "cli" / "__main__.py")
 PRETRAIN = (_COMMAND, "pretrain")
 # All rows train under the same rules: no run may change its batch.
 FINETUNE = (_COMMAND, "finetune", "--same-batch")
-_OTHER_LENGTHS = ("train.epochs", "train.samples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,19 +129,17 @@ class RunSpec:
         if self.equal_compute is None:
             return settings
         if self.steps is not None:
-            return {**settings, "train.steps": self.steps}
+            return joined(settings, {"train.steps": self.steps})
         other, usual = self.equal_compute
         costs = [cost_of_run(other.summary).flops, cost_of_weights(other.weights).flops]
         per_step = usual.summary.get("flops_per_step")
         if None in costs or not per_step:
             raise InputError(f'compute_of: the cost of "{other.name}" or "{usual.name}" is not known')
-        return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
+        return joined(settings, {"train.steps": math.ceil(sum(filter(None, costs)) / per_step)})
 
     def command(self) -> list[str]:
         """Returns the command line; the runs that it needs must be done. Raises InputError for an unknown cost."""
-        settings = {**self.overrides, **self.determined()}
-        if self.equal_compute:
-            settings = {key: value for key, value in settings.items() if key not in _OTHER_LENGTHS}
+        settings = joined(self.overrides, self.determined())
         weights = ["--ckpt", self.weights] if self.weights else []
         place = [f"run.dir={self.run_folder}", f"run.name={slug(self.name)}"]
         words = [*self.program, "--config", str(self.config), *weights, *override_words(settings), *place]

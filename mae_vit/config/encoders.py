@@ -94,7 +94,7 @@ class EncoderSection(Section, ABC):
             if side <= 0 or side % patch_size:
                 near, common = max(1, round(side / patch_size)) * patch_size, math.gcd(*self.image_hw)
                 # A patch size that fits each side at least twice.
-                fitting = [size for size in range(2, common) if common % size == 0]
+                fitting = [size for size in range(2, min(common, 1024)) if common % size == 0]
                 nearest = min(fitting, key=lambda size: abs(size - patch_size), default=None)
                 raise ValueError(
                     f"patch_size={patch_size} does not divide img_size={self.img_size} "

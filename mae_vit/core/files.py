@@ -149,6 +149,14 @@ def replace_folder(partial: Path, out: Path) -> None:
     shutil.rmtree(old)
 
 
+def check_not_current(folder: Path) -> None:
+    """Raises InputError if replacing a folder would take the current one away from the user's shell."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise InputError(
+            f"{folder} would replace the current folder; start from another one, or give another"
+        )
+
+
 def nearest_existing(path: Path) -> Path:
     """Returns a path, or the nearest folder above it that exists."""
     while not path.exists():

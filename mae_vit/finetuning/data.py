@@ -157,17 +157,17 @@ def fit_to_data(config: FinetuneConfig, weights: Weights | None, *, say: bool = 
     """
     dataset = describe_data(config, say=say)
     channels, bands = dataset.channels, dataset.bands
-    if weights is None or weights.geometry is None:
+    if weights is None or weights.mean is None or weights.std is None:
         return with_channels(config, dataset)
-    theirs = weights.geometry.in_chans
+    theirs = len(weights.mean)
     fits = theirs == channels or (bands.photographs and theirs in (1, 3))
     if config.model.in_chans == theirs and not fits:
         config = set_channels(config, channels)
         if say:
             print(f"model.in_chans={channels}, as the data; {weights.source} was trained on {theirs}")
+    if config.model.in_chans is None and fits:
+        config = set_channels(config, theirs)
     config = with_channels(config, dataset)
-    if weights.mean is None or weights.std is None:
-        return config
     if config.data.normalize != [[*weights.mean], [*weights.std]]:
         return config
     fitted = fit_normalization(weights, bands, config.model.channels)

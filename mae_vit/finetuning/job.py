@@ -20,7 +20,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, note_unused, say_finished, score
-from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder, draws_noise
+from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder
 from mae_vit.finetuning.plan_text import describe_outcome, describe_plan, segmentation_notes
 from mae_vit.finetuning.setup import Setup
 from mae_vit.finetuning.training import Training
@@ -168,7 +168,6 @@ def _train(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
         folder,
         setup.identity,
         setup.costs,
-        noisy=draws_noise(model),
         selects=setup.config.mode.metric if len(setup.data.held_out) else None,
         begins_from=setup.source,
         plan_text=describe_plan(setup, folder, precision, checkpoint) if say else "",

@@ -26,7 +26,7 @@ from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.images.preprocess import preprocess
 from mae_vit.data.index import open_index
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.find import find_images, naming_prepare
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.models.encoder_file import EncoderInfo
@@ -97,7 +97,8 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
             readers: list[Callable[[], bytes]] = [partial(index.read, number) for number in numbers]
             preprocessing, bands = encoder.preprocessing.of_prepared, index.dataset.bands
         else:
-            source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
+            with naming_prepare(data):
+                source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
             readers = [source.entries[place].read for place in _draw(len(source.entries), count)]
         images = []
         for read in readers:

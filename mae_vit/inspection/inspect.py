@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from mae_vit.config.load import load_config, read_run_config
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import replace_folder, temporary_name
+from mae_vit.core.files import check_not_current, replace_folder, temporary_name
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.inspection.figures import View, to_png
 from mae_vit.inspection.images import Samples, draw_samples
@@ -124,6 +124,7 @@ def inspect(
     archive. A new inspection replaces an earlier one in `out` once it is complete. Raises InputError if weights or
     images cannot be read, or `out` is no inspection.
     """
+    check_not_current(out)
     _check_place(out)
     subjects = [open_subject(source) for source in sources]
     partial = temporary_name(out)

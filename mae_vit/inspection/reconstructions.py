@@ -14,7 +14,7 @@ from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.masking import Masking, random_masking, unit_masking
 from mae_vit.models.sizes import num_masked_patches
 from mae_vit.objectives.mae import MAE
-from mae_vit.objectives.objective import Objective
+from mae_vit.objectives.objective import Objective, as_numbers
 from mae_vit.objectives.reconstruction import psnr_metrics, reconstruction_pictures
 
 MaskKind = Literal["random", "block", "grid"]
@@ -81,7 +81,7 @@ def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Recon
     Objectives other than MAE mask patches only in their own way: they are shown as trained.
     """
     if not isinstance(objective, MAE):
-        sums = {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
+        sums = as_numbers(objective.evaluation_sums(batch))
         keys = replace(batch.keys, index=batch.keys.index[:shown])
         rows = objective.pictures(Batch(batch.images[:shown], batch.labels[:shown], keys))
         return [Reconstruction("as trained", objective.mask_ratio, rows, objective.evaluation_metrics(sums))]

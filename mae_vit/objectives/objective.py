@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -124,6 +124,13 @@ class Task(nn.Module, ABC):
     @abstractmethod
     def pictures(self, batch: Batch) -> list[Picture]:
         """Returns labeled image rows: masked, predicted, pasted (if they exist), and the original last."""
+
+
+def as_numbers(sums: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Turns sums into what `evaluation_metrics` takes."""
+    return {
+        name: value.double().cpu().numpy() if value.dim() else value.item() for name, value in sums.items()
+    }
 
 
 class Objective(Task):

@@ -80,7 +80,6 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         folder,
         setup.identity.with_history(**history),
         setup.costs,
-        noisy=any(config.model.drops.values()),
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
         plan_text=describe_plan(setup, folder, checkpoint, precision, timed=False) if say else "",

@@ -28,7 +28,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.core.urls import is_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
 from mae_vit.data.prepare.prepare import prepare
-from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.find import find_images, naming_prepare
 from mae_vit.data.shards.dataset_json import TEST_SPLITS, Dataset, read_dataset
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import Setup, estimate_costs, set_up
@@ -206,7 +206,8 @@ def look_at(path: str) -> Iterator[Images]:
             counts = _counts(samples, labeled, sum(map(bool, info.class_counts)))
             yield Images(path, True, folder, dataset, *counts)
             return
-        source = find_images(os.path.join(".", path), out=Path(scratch))
+        with naming_prepare(path):
+            source = find_images(os.path.join(".", path), out=Path(scratch))
         train = [entry for entry in source.entries if entry.split == "train"]
         if not train:
             raise InputError(f"{path} has no images to train on; prepare them with --split train")
@@ -349,12 +350,13 @@ def recommend(path: str) -> list[str]:
         file = PRESETS / "pretrain" / f"{preset.pretrain}.yaml"
         # That preset shifts images of 32 px.
         overrides = ["data.augment.crop=random_resized"] if preset is SMALL and images.sides != {32} else []
-        config = load_config(PretrainConfig, file, [f"data.path={images.folder}", *overrides])
+        data = f"data.path={images.given if images.prepared else images.folder}"
+        config = load_config(PretrainConfig, file, [data, *overrides])
         apart = Fraction(0 if images.held_out or images.prepared else images.share)
         train = images.train - round(apart * (images.labeled or images.train))
         if make_plan(config, num_samples=train, world_size=1).total_steps < _ENOUGH_STEPS:
             overrides += _LONGER
-            config = load_config(PretrainConfig, file, [f"data.path={images.folder}", *overrides])
+            config = load_config(PretrainConfig, file, [data, *overrides])
         setup = set_up(config, ALONE)
         free = free_memory_gib(ALONE, setup.device)[0] if gpu else math.inf
         plan, smaller = fit_memory(setup, make_plan(config, num_samples=train, world_size=1), free)

@@ -27,7 +27,7 @@ from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.geometry import geometry_from
 from mae_vit.models.patches import patchify, unpatchify
 from mae_vit.objectives import OBJECTIVES, ObjectiveSection
-from mae_vit.objectives.objective import Objective
+from mae_vit.objectives.objective import Objective, as_numbers
 
 _IMAGES, _CLASSES = 8, 5
 _TOLERANCE = 1e-5
@@ -211,11 +211,9 @@ def _check_evaluation(objective: Objective, section: ObjectiveSection) -> None:
     for parts in _parts(section):
         sums = [objective.evaluation_sums(batch_for(objective, *part)) for part in parts]
         for name, value in whole.items():
-            added = float(sum(part[name] for part in sums))
-            assert math.isclose(added, float(value), rel_tol=_TOLERANCE), (
-                f"sum {name} does not add up over batches"
-            )
-    metrics = objective.evaluation_metrics({name: float(value) for name, value in whole.items()})
+            added = torch.stack([part[name] for part in sums]).sum(dim=0)
+            assert torch.allclose(added, value, rtol=_TOLERANCE), f"sum {name} does not add up over batches"
+    metrics = objective.evaluation_metrics(as_numbers(whole))
     assert "loss" in metrics, "evaluation_metrics have no loss"
     assert all(math.isfinite(value) for value in metrics.values()), "a metric is not finite"
 

@@ -17,7 +17,7 @@ from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.models.encoders.base import pool_tokens
-from mae_vit.objectives.objective import Objective, Task
+from mae_vit.objectives.objective import Objective, Task, as_numbers
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, weights_of
@@ -63,7 +63,7 @@ class HeldOut:
         sums = engine.all_reduce_sum(torch.cat([totals[name].flatten() for name in names])).cpu()
         parts = zip(names, sums.split([totals[name].numel() for name in names]), strict=True)
         metrics = engine.objective.evaluation_metrics(
-            {name: part.numpy() if totals[name].dim() else part.item() for name, part in parts}
+            as_numbers({name: part.reshape(totals[name].shape) for name, part in parts})
         )
         if not isinstance(engine.objective, Objective):
             return metrics

@@ -121,11 +121,13 @@ class Quarantine:
                 if step <= start_step:
                     self._shared[damage.sample] = step, damage
         self._waiting: dict[int, Entry] = {}
-        if ranks.rank == 0 and path.exists():
-            if self._shared:
-                write_atomically(path, _lines(self._shared.values()))
-            else:
-                path.unlink()
+        # A full disk must not end the run: `exchange` writes the list again.
+        with suppress(OSError):
+            if ranks.rank == 0 and path.exists():
+                if self._shared:
+                    write_atomically(path, _lines(self._shared.values()))
+                else:
+                    path.unlink()
 
     @property
     def samples(self) -> Collection[int]:

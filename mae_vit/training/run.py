@@ -19,6 +19,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     BrokenCheckpoint,
     CheckpointInfo,
     list_checkpoints,
+    newest_checkpoint,
     step_of,
     verify_checkpoint,
 )
@@ -132,17 +133,16 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
     setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
     own = setup.folder.checkpoints
-    if checkpoint is None:
-        if any(step_of(path) for path in list_checkpoints(own)):
-            raise InputError(
-                f"another process has begun this run in {own.parent}; {setup.folder.again} resumes it"
-            )
-        # What an earlier start here has left, which trained nothing.
-        setup.folder.trackers.unlink(missing_ok=True)
+    if checkpoint is None and (newest := newest_checkpoint(own, warn=False)) and newest.step:
+        raise InputError(
+            f"another process has begun this run in {own.parent}; {setup.folder.again} resumes it"
+        )
+    if not setup.folder.has(checkpoint):
+        # What an earlier start here has left, which trained nothing. A rollback must not return to its checkpoint.
+        for left in (setup.folder.trackers, setup.folder.metrics):
+            left.unlink(missing_ok=True)
         for left in (setup.folder.incidents, setup.folder.pictures, setup.folder.tensorboard):
             shutil.rmtree(left, ignore_errors=True)
-    if checkpoint and not setup.folder.has(checkpoint):
-        # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
     for path in list_checkpoints(own):

@@ -20,6 +20,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError, RemoteError
+from mae_vit.core.files import check_not_current
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.order import Skipped
 from mae_vit.data.training_data import TrainingData
@@ -301,8 +302,8 @@ def _check_never(folder: RunFolder) -> None:
         raise InputError(
             "--resume never would start over at every restart by torchrun; leave it out, and give a new run.dir"
         )
-    if folder.is_run and Path.cwd().is_relative_to(folder.path.resolve()):
-        raise InputError("--resume never would move the current folder; start from another one")
+    if folder.is_run:
+        check_not_current(folder.path)
 
 
 def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, weights: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
@@ -71,7 +73,6 @@ class RunSetup:
 
     Attributes:
         identity: values that must not change when the run resumes.
-        noisy: whether layers draw noise (dropout, drop-path).
         selects: held-out metric that chooses the best weights; None for the last weights.
         begins_from: description of the initial weights, for the log.
         advice: line to print if no images are held out.
@@ -84,7 +85,6 @@ class RunSetup:
     folder: RunFolder
     identity: Identity
     costs: Estimate
-    noisy: bool
     selects: str | None = None
     begins_from: str = "scratch"
     advice: str = ""
@@ -113,6 +113,18 @@ class Job(Protocol):
 
         Only rank 0 calls the function. It is not collective, so an error on a full disk leaves no rank waiting.
         """
+
+
+def draws_noise(model: nn.Module) -> bool:
+    """Returns whether layers draw random numbers: dropout or stochastic depth, by PyTorch's and timm's names."""
+
+    def rates(module: nn.Module) -> list[Any]:
+        drops = re.search("drop|stochastic", type(module).__name__, re.IGNORECASE)
+        return [
+            getattr(module, name, 0) for name in ("dropout", *(("p", "drop_prob", "prob") if drops else ()))
+        ]
+
+    return any(isinstance(r, int | float) and r > 0 for module in model.modules() for r in rates(module))
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,7 @@ class Trainer:
         self.recovery, self.saver, self.stop, self.watchdog = recovery, saver, stop, watchdog
         self.engine, self.plan, self.ranks = setup.engine, setup.plan, setup.engine.ranks
         self._copy = Copier(self.engine.device)
+        self._noisy = draws_noise(self.engine.objective)
 
     def fit(self, checkpoint: CheckpointInfo | None) -> Outcome:
         """Trains from `checkpoint`, or the beginning, to the last step, or until all ranks agree to stop."""
@@ -223,7 +236,7 @@ class Trainer:
             timer.wait_s += time.monotonic() - waiting
             self.watchdog.heartbeat("in a training step")
             report.damaged += self.recovery.quarantine.note(step + 1, batch.damaged)
-            if self.setup.noisy:  # dropout, drop-path
+            if self._noisy:
                 torch.manual_seed(noise_seed(self.setup.config.run.seed, self.ranks.rank, step, micro_batch))
             output = self.engine.forward(self._copy(batch))  # loss: float32 ()
             self.engine.backward(output.loss)  # gradients / accumulation

@@ -365,6 +365,6 @@ def _read_timm(name: str) -> Weights:
         name,
         tensors,
         {**facts, "num_heads": geometry and geometry.num_heads},
-        pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
+        pool="cls" if geometry and model.global_pool != "avg" else "mean",
         geometry=geometry,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import ROOT, lines_of, run, summary_of
+from helpers.commands import ROOT, cut_back, lines_of, run, summary_of
 
 from mae_vit.config.data import POLICIES
 from mae_vit.config.encoders import ENCODERS
@@ -144,12 +144,47 @@ def test_data_of_ones_own_are_pretrained_on_resumed_and_fine_tuned_on(tmp_path):
     assert summary_of(tmp_path / "finetuned")["test_size"] == 200, said
 
 
+def test_dropout_of_ones_own_draws_the_same_after_a_stop(digits, tmp_path):
+    head = "nn.Linear(encoder.embed_dim, 2)"
+    source = (EXAMPLES / "upside_down.py").read_text()
+    (tmp_path / "noisy.py").write_text(source.replace(head, f"nn.Sequential(nn.Dropout(0.5), {head})"))
+    pretrain = [
+        "pretrain/run.py",
+        "--config",
+        "configs/pretrain/mae_digits.yaml",
+        f"data.path={digits}",
+        *SHORT,
+    ]
+    pretrain += [
+        f"run.plugins=[{tmp_path}/noisy.py]",
+        "objective={name: upside_down}",
+        f"run.dir={tmp_path}/run",
+    ]
+    pretrain += [
+        "train.steps=4",
+        "train.epochs=null",
+        "checkpoint.every_steps=2",
+        "checkpoint.every_epochs=null",
+    ]
+    command(*pretrain)
+    whole = (tmp_path / "run" / "encoder.safetensors").read_bytes()
+    cut_back(tmp_path / "run", 2)
+    assert "step 2" in command(*pretrain)
+    assert (tmp_path / "run" / "encoder.safetensors").read_bytes() == whole
+
+
 def test_the_examples_keep_the_contracts(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     __import__("mixer"), __import__("upside_down")
     mixer = {"family": "mixer", "name": "mixer", "img_size": 8, "in_chans": 1, "depth": 1}
     assert_encoder_contract(mixer)
     assert_objective_contract({"name": "simmim"}, mixer)
+    assert_objective_contract({"name": "upside_down"}, mixer)
+    # A sum may be a vector.
+    turned = __import__("upside_down").UpsideDown
+    sums = turned.evaluation_sums
+    columns = lambda self, batch: {**sums(self, batch), "x": self.unit(batch.images).sum((0, 1, 2))}  # noqa: E731
+    monkeypatch.setattr(turned, "evaluation_sums", columns)
     assert_objective_contract({"name": "upside_down"}, mixer)
     solarize, shapes = __import__("solarize").Solarize(probability=0.5), __import__("shapes")
     assert 0 < sum(solarize.draw(ViewKeys(0, 0, np.arange(100)))) < 100

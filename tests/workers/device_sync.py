@@ -111,7 +111,7 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
         train=SimpleNamespace(precision="bf16"),
         guard=GuardSection(),
     )
-    setup = RunSetup(config, plan, engine, None, None, SimpleNamespace(flops_per_image=0), noisy=False)
+    setup = RunSetup(config, plan, engine, None, None, SimpleNamespace(flops_per_image=0))
     lines = []
     trainer = Trainer(
         setup,

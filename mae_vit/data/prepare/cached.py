@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import shutil
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from mae_vit.core.user_files import is_hidden
 from mae_vit.data.prepare.convert import default_workers
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
-from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.find import find_images, naming_prepare
 from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.prepare.sources.tables import is_table, read_table
 
@@ -49,11 +48,9 @@ def prepare_once(source: Path, cache: Path) -> Path:
                 if unused and time.time() - folder.stat().st_mtime > _UNUSED_S:
                     shutil.rmtree(folder, ignore_errors=True)
             if not out.exists():
-                _prepare(source, out, total)
+                with naming_prepare(source):
+                    _prepare(source, out, total)
             os.utime(out)
-    except InputError as error:
-        command = f" (options of `mae-vit prepare {shlex.quote(str(source))} OUT`; then give OUT)"
-        raise InputError(f"{error}{command * (' --' in str(error))}") from None
     except OSError as error:
         raise InputError(
             f"data.path={source} cannot be prepared in {home} ({error.filename or home}: {error_reason(error)}); "

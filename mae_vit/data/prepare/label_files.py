@@ -123,16 +123,6 @@ def _check_labels(file: Path, labels: Collection[str]) -> None:
             )
 
 
-def split_off(source: ImageSource) -> list[ImageSource]:
-    """Splits a source into the images with labels, or of other splits than train, and those without (none or one)."""
-    train = [entry for entry in source.entries if entry.split == "train"]
-    rest = [entry for entry in train if entry.class_name is None]
-    if len(rest) in (0, len(train)):
-        return [source]
-    kept = [entry for entry in source.entries if entry.class_name is not None or entry.split != "train"]
-    return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=(), left_out={})]
-
-
 def open_unlabeled(
     spec: str, sources: Sequence[ImageSource], selection: Selection, options: SourceOptions
 ) -> ImageSource:
@@ -145,7 +135,13 @@ def open_unlabeled(
     """
     if any(source.segmentation for source in sources):
         raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
-    found = find_images(spec, options.out, labels=False)
+    try:
+        found = find_images(spec, options.out, labels=False)
+    except InputError:
+        asked = {"image_column": options.image_column, "config_name": options.config_name}
+        if not any(asked.values()):
+            raise
+        found = find_images(spec, options.out, labels=False, **asked)
     # Of test.zip all images are of its split.
     own = split_named(Path(spec).name.partition(".")[0]) if Path(spec).is_file() else None
     ours = ("train", "unlabeled", own)

@@ -47,7 +47,11 @@ class Selection:
         Raises:
             InputError: if a selection has no effect.
         """
-        taken = dict(splits)
+        taken, train = dict(splits), splits.get("train", ())
+        labeled = [entry for entry in train if entry.class_name is not None]
+        # Selections are of labeled images alone, if there are any.
+        apart = [entry for entry in train if entry.class_name is None] if labeled else []
+        taken |= {"train": labeled} if apart else {}
         if self.holdout is not None:
             if "train" not in taken or HOLDOUT_SPLIT in taken:
                 why = "there is a val" if "train" in taken else f"there is {', '.join(taken)}"
@@ -64,6 +68,8 @@ class Selection:
         for split in taken:
             if split not in MEASURED:
                 taken[split] = self._subsample(taken[split], split)
+        if apart:
+            taken["train"] = [*taken["train"], *apart]
         if self.extra:
             if "train" not in taken:
                 raise InputError(

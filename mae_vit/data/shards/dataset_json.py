@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mae_vit.core.bands import RGB8, Bands, Dtype
 from mae_vit.core.errors import InputError
+from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import closest_path
 from mae_vit.core.preprocessing import Preprocessing
 
@@ -272,6 +273,9 @@ def read_dataset(folder: Path) -> Dataset:
 
 def _why_none(folder: Path) -> str:
     """Says what lies in place of a data folder, and how to get one."""
+    if is_hub_name(str(folder)):
+        own = f"data/{folder.name.partition('@')[0]}"
+        return f"is a data set of the Hub; run `mae-vit prepare {folder} {own}`, and give {own}"
     if not folder.is_dir():
         beside = folder.exists() or (folder.parent / FILE_NAME).is_file()
         if beside or re.search(r"[{*?[]|\.tar$", folder.name):

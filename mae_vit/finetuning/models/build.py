@@ -110,15 +110,6 @@ def build_segmenter(
     return segmenter
 
 
-def draws_noise(model: nn.Module) -> bool:
-    """Returns whether layers draw random numbers: dropout or stochastic depth."""
-    return any(
-        max(getattr(module, "p", 0.0) or 0.0, getattr(module, "drop_prob", 0.0) or 0.0) > 0
-        for module in model.modules()
-        if "drop" in type(module).__name__.lower()
-    )
-
-
 def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
     """Returns the optimizer and its options. [CLS] and positions do not decay, as in the official MAE code."""
     optim = config.optim
@@ -127,5 +118,5 @@ def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
         **optim.options_of("name"),
         # LARS judges a group by the shape of its first parameter: [CLS] and positions cannot join the 1-D ones.
         exempt=() if optim.name == "lars" else EMBEDDINGS,
-        layer_decay=optim.layer_decay,
+        layer_decay=optim.layer_decay if config.mode.trains == "all" else None,
     )

@@ -180,7 +180,11 @@ class Encoder(nn.Module):
         expected = self.weights()[name]
         if loaded.shape != expected.shape:
             hint = ""
-            if type(self).adapt is Encoder.adapt and img_size and img_size != self.img_size:
+            if (
+                type(self).adapt is Encoder.adapt
+                and img_size
+                and img_size != getattr(self, "img_size", img_size)
+            ):
                 hint = f"; give model.img_size={list(img_size)}, or let {type(self).__name__}.adapt resize it"
             raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here{hint}")
         report.loaded.append(name)

@@ -35,10 +35,19 @@ _WAIT_S = 20.0
 _WAIT_FOR_OTHERS_S = 120.0
 _POLL_S = 0.2
 _LOCK = ".lock"
-# What runs write beside the attributes of `RunFolder`.
-_OTHER_FILES = (
-    *("config.yaml", "model.safetensors", "linear.safetensors"),
-    *("results.json", "predictions.csv", "test_reads.json", "overlays.png"),
+# What the start of a run writes or removes.
+_REPLACED = (
+    *("config.yaml", "model.safetensors", "linear.safetensors", "encoder.safetensors"),
+    *("results.json", "predictions.csv", "test_reads.json", "overlays.png", "metrics.jsonl"),
+    *(
+        "quarantine.jsonl",
+        "trackers.json",
+        "summary.json",
+        "plan.txt",
+        "tensorboard",
+        "pictures",
+        "incidents",
+    ),
 )
 _WAIT_OR_STOP = "wait or stop it (SIGTERM saves)"
 
@@ -98,28 +107,16 @@ class RunFolder:
             raise InputError(
                 f"run folder {self.path} cannot be written: {existing}: {reason}; give run.dir"
             ) from None
-        theirs = next((path for path in self._replaced if path.exists()), None)
+        theirs = next((name for name in _REPLACED if (self.path / name).exists()), None)
         if theirs and self.remote is None and not self.is_run:
             raise InputError(
-                f"{self.path} is no run folder, and a run would replace its {theirs.name}; give run.dir=FOLDER"
+                f"{self.path} is no run folder, and a run would replace its {theirs}; give run.dir=FOLDER"
             )
 
     @property
     def is_run(self) -> bool:
         """Whether a run has begun here."""
         return self._environment.exists() or bool(list_checkpoints(self.checkpoints))
-
-    @property
-    def _replaced(self) -> tuple[Path, ...]:
-        """What the start of a run writes or removes."""
-        files = (self.metrics, self.quarantine, self.trackers, self.encoder, self.summary, self.plan)
-        return (
-            *map(self.path.joinpath, _OTHER_FILES),
-            *files,
-            self.tensorboard,
-            self.pictures,
-            self.incidents,
-        )
 
     def shown(self, text: object = None) -> str:
         """Returns the folder, or a text that names it, for messages: with the URL if there is one."""

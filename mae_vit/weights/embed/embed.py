@@ -34,7 +34,7 @@ from torch import Tensor
 from mae_vit.core import __version__
 from mae_vit.core.arrays import create_array, keep_rows
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import fsync_path, replace_folder, write_json
+from mae_vit.core.files import check_not_current, fsync_path, replace_folder, write_json
 from mae_vit.core.messages import error_reason, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
@@ -82,6 +82,7 @@ class Outcome:
 
 def check_out(out: Path) -> None:
     """Raises InputError if `out` is a file or a file's name, or it or its partial folder holds something else."""
+    check_not_current(out)
     if out.suffix in (".npy", ".npz", ".parquet"):
         raise InputError(f"--out {out}: the output is a folder; give {out.with_suffix('')}")
     for folder, needed in ((out, {META}), (_partial(out), set())):

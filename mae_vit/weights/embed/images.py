@@ -20,9 +20,9 @@ from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, HEAD_BYTES, extension_of, what_is
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
-from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.data.prepare.sources.folders import list_files
-from mae_vit.data.prepare.sources.foreign_shards import find_shards
+from mae_vit.data.prepare.sources.archives import is_tar
+from mae_vit.data.prepare.sources.find import find_images, naming_prepare
+from mae_vit.data.prepare.sources.folders import list_files, walk
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
 # Split of images outside split folders.
@@ -95,11 +95,12 @@ def open_images(
     if Path(spec).is_file() and extension_of(spec) not in (*ARCHIVE_EXTENSIONS, "parquet"):
         return _open_files([spec], splits)
     find = partial(find_images, spec, out=out, split=_NO_SPLIT, class_folder="first")
-    try:
-        source = find(labels=labels)
-    except InputError as error:  # of labels, which are not needed, or raised again
-        source = find(labels=False)
-        source = replace(source, notes=(f"labels are left out: {error}", *source.notes))
+    with naming_prepare(spec):
+        try:
+            source = find(labels=labels)
+        except InputError as error:  # of labels, which are not needed, or raised again
+            source = find(labels=False)
+            source = replace(source, notes=(f"labels are left out: {error}", *source.notes))
     return _open_source(source, Path(spec), wanted)
 
 
@@ -180,7 +181,7 @@ def _contents(path: Path, entries: Sequence[Entry]) -> list[str]:
     elif (path / entries[0].path).is_file():
         files = [path / entry.path for entry in entries]
     else:
-        files = find_shards(path)
+        files = sorted(file for file in walk(path) if is_tar(file) or file.suffix.lower() == ".parquet")
     return [_sample(file) if file.is_file() else "none" for file in files]
 
 

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from mae_vit.core import __version__
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.core.files import fsync_path, replace_folder, temporary_name
+from mae_vit.core.files import check_not_current, fsync_path, replace_folder, temporary_name
 from mae_vit.core.hub import HUB_PREFIX, HubName, hub_errors, hub_library, is_offline, parse_hub_name
 from mae_vit.core.messages import error_reason
 from mae_vit.core.preprocessing import UNCHANGED
@@ -106,6 +106,7 @@ def default_folder(asked: str, target: str) -> Path:
 
 def check_place(out: Path, *, force: bool) -> None:
     """Raises InputError if `out` holds something that may not be replaced, or is not a folder's name."""
+    check_not_current(out)
     if out.suffix in _FILES or out.is_file() or out.is_symlink():
         raise InputError(f"--out {out}: an export is a folder; give --out {out}-export")
     names = {path.name for path in out.iterdir()} if out.exists() else set()

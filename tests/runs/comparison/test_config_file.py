@@ -9,7 +9,7 @@ from helpers.comparison import TINY_MODEL, compare_command, equal_compute_plan, 
 from helpers.encoders import encoder_file
 
 from mae_vit.comparison.command import main
-from mae_vit.comparison.config import CompareConfig, EntrySection
+from mae_vit.comparison.config import CompareConfig, EntrySection, entry_settings
 from mae_vit.comparison.foresee import foresee_runs
 from mae_vit.comparison.main import check
 from mae_vit.comparison.plan import ComparisonPlan, settings_with_start
@@ -77,6 +77,14 @@ def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, said):
     with pytest.raises(InputError) as error:
         load_config(CompareConfig, find_config("compare_demo"), [f"{key}=3"])
     said(error)
+
+
+def test_what_a_row_sets_wins_over_another_key_for_the_same(tmp_path):
+    shared = {"train.epochs": 30, "train.warmup_epochs": 5, "optim.blr": 1e-3}
+    entry = {"name": "x", "set": {"train.steps": 100, "optim.lr": 1e-3}}
+    plan = plan_of(tmp_path, [entry], set=shared)
+    expected = {"train.warmup_epochs": 5, **entry["set"], "data.path": plan.config.data.path}
+    assert entry_settings(plan.config, plan.config.entries[0]) == expected
 
 
 def test_what_a_comparison_sets_wins_over_with_start(tmp_path):

@@ -11,7 +11,7 @@ from helpers.encoders import encoder_file
 from helpers.finetune import CNN
 from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.official_weights import official
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
@@ -56,6 +56,17 @@ def test_an_official_file_is_fine_tuned_in_full(run, tmp_path, capsys, namespace
     fresh = {"head.weight", "head.bias"} | ({"fc_norm.weight", "fc_norm.bias"} if pool == "mean" else set())
     assert model.keys() - weights.keys() == fresh
     assert ("norm.weight" in model) == (pool == "cls")
+
+
+def test_weights_of_others_with_a_normalization_of_colors_read_gray_as_colors(call, tmp_path):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    save_file(official(tmp_path / "mae.pth", decoder=False), folder / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 4, "img_size": 32}}
+    config["pretrained_cfg"] = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = ["model.img_size=32", *OFFICIAL, "data.augment.crop=random_resized", "--dry-run"]
+    assert call(*words, ckpt=folder, model=()) == 0
 
 
 def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):

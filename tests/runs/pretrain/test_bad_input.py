@@ -74,7 +74,7 @@ def test_folders_that_do_not_serve(digits, tmp_path, capsys, said):
     ("there", "asked"),
     [
         *(("photos", "data/photoz"), ("photos", "dta/photoz"), ("photos", "nowhere/photos")),
-        *(("cifar100", "data/cifar10"), ("digits", "dta/digits")),
+        *(("cifar100", "data/cifar10"), ("digits", "dta/digits"), ("digits", "hf:user/digits@main")),
     ],
 )
 def test_a_folder_that_is_not_there(tmp_path, capsys, monkeypatch, there, asked, said):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import asdict
 
 import pytest
 from helpers.commands import cut_back, saved_steps, summary_of
@@ -151,9 +152,14 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    quarantine = Quarantine(tmp_path / "q", Ranks(), start_step=0, share=0.5, samples=3, data_path="data")
+    options = {"share": 0.5, "samples": 3, "data_path": "data"}
+    quarantine = Quarantine(tmp_path / "q", Ranks(), start_step=0, **options)
     damage = Damage(1, "a.tar", "x", None, "not an image")
     quarantine.note(4, [damage])
+    line = json.dumps({"step": 4, **asdict(damage)})
+    (tmp_path / "again").write_text(line)
     monkeypatch.setattr(recovery, "fsync_path", lambda path: None)
     monkeypatch.setattr(os, "fsync", full)
     assert quarantine.exchange() == [damage]
+    # Nor does it keep one from going on.
+    assert list(Quarantine(tmp_path / "again", Ranks(), start_step=4, **options).samples) == [1]

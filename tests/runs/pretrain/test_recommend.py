@@ -177,6 +177,21 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
         assert re.search(r"val: \d+ image", capsys.readouterr().out)
 
 
+def test_data_behind_a_url_are_recommended_for(colored, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["recommend", colored.resolve().as_uri()]) == 0
+    assert f"data.path={colored.resolve().as_uri()}" in capsys.readouterr().out
+
+
+def test_options_that_it_does_not_have_are_named_as_those_of_prepare(tmp_path, capsys, monkeypatch, said):
+    monkeypatch.chdir(tmp_path)
+    photos = {f"Photos from {year}/{year}.png": encoded(picture(year % 50)) for year in (2019, 2020, 2021)}
+    write_files(tmp_path / "years", photos)
+    assert main(["recommend", "years"]) == 2
+    said(capsys.readouterr().err.splitlines()[-1])
+
+
 def test_labels_count_where_something_can_be_measured_with_them(tmp_path, monkeypatch):
     """Those of one class do not, nor does a test split without any."""
     monkeypatch.chdir(tmp_path)

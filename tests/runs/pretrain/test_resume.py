@@ -33,6 +33,24 @@ def test_stopping_half_way_changes_nothing(call, tmp_path, encoder, optimizer):
     assert cut == straight
 
 
+def test_an_attempt_that_saved_no_step_leaves_nothing_behind(call, tmp_path, encoder):
+    assert call(KEEP, name="other") == 0
+    assert call(KEEP, name="straight") == 0
+    for torn in (False, True):
+        # It saved step 0 alone, or what it saved later is torn.
+        assert call(KEEP, "run.seed=1") == 0
+        cut_back(tmp_path / "run", 6 if torn else 0)
+        for path in list_checkpoints(tmp_path / "run" / "checkpoints")[1:]:
+            os.truncate(next(path.glob("*.safetensors")), 100)
+        start = [] if torn else ["--resume", str(tmp_path / "other" / "checkpoints" / "step-00000004")]
+        assert call(KEEP, *start) == 0
+        assert [line["step"] for line in lines_of(tmp_path / "run")] == (
+            [1, 2, 3, 4, 5, 6] if torn else [5, 6]
+        )
+        assert encoder() == encoder("straight")
+        shutil.rmtree(tmp_path / "run")
+
+
 ANOTHER = [
     *("run.seed=1", "objective.mask_ratio=0.5", "model.depth=2", "train.effective_batch_size=64"),
     *("train.steps=8", "optim.lr=1e-4", "data.augment.flip=true", "data.split=test", "data.order=blocks"),

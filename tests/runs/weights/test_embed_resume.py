@@ -6,6 +6,8 @@ import signal
 import threading
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.commands import one_line, wait_until
@@ -185,6 +187,15 @@ def test_other_weights_and_other_files_are_refused(weights, folder, begun, tmp_p
     same = shutil.copy(weights, tmp_path / "same.safetensors")
     moved = shutil.copytree(folder, tmp_path / "folder", copy_function=shutil.copyfile)
     assert call(same, moved, "--out", begun) == 0
+
+
+def test_other_rows_of_a_parquet_folder_are_refused(weights, tmp_path, capsys):
+    (tmp_path / "pq").mkdir()
+    for seed, code in ((0, 0), (9, 2)):
+        rows = [{"bytes": encoded(seed + n, "png"), "path": None} for n in range(3)]
+        pq.write_table(pa.table({"image": rows}), tmp_path / "pq" / "train.parquet")
+        assert call(weights, tmp_path / "pq", "--out", tmp_path / "out") == code
+    assert "of other images" in capsys.readouterr().err
 
 
 def test_a_finished_output_is_left_as_it_is(weights, folder, begun, capsys):

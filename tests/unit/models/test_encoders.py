@@ -137,6 +137,16 @@ def test_weights_of_another_family_are_refused(tmp_path):
         model.load(weights)
 
 
+def test_weights_of_a_network_with_other_channels_are_one_line(tmp_path):
+    section = ENCODERS["network"].model_validate({"img_size": 32, "name": "SmallResNet", "in_chans": 1})
+    weights = read_weights(
+        written(encoder_of(32, name="SmallResNet", in_chans=1), tmp_path, section.geometry())
+    )
+    network = build_network("SmallResNet", num_classes=2, in_chans=3, img_size=(32, 32))
+    with pytest.raises(InputError, match=r"\[16, 1, 3, 3\] there, \[16, 3, 3, 3\] here"):
+        NetworkClassifier(network, **NORMALIZED, labels=LabelLoss(2)).load(weights)
+
+
 def test_files_hold_timms_names(tmp_path):
     geometry = ENCODERS["network"].model_validate({"img_size": 32, "name": "timm:resnet18"}).geometry()
     path = written(encoder_of(32, name="timm:resnet18"), tmp_path, geometry)

@@ -250,11 +250,14 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(weights, photos, tmp_pat
     assert os.listdir(tmp_path) == []
 
 
-def test_the_folder_may_be_the_current_one(weights, photos, tmp_path, monkeypatch):
+def test_the_current_folder_is_not_replaced_under_its_user(
+    weights, photos, tmp_path, monkeypatch, capsys, said
+):
     (tmp_path / "f").mkdir()
     monkeypatch.chdir(tmp_path / "f")
-    assert call(weights, photos[0] / "folder", "--out", ".") == 0
-    assert len(read_output(tmp_path / "f")["features"]) == 18
+    for out in (".", "../f", ".."):
+        assert call(weights, photos[0] / "folder", "--out", out) == 2
+        said(one_line(capsys))
 
 
 def test_features_that_are_not_finite_are_refused(photos, tmp_path, capsys):

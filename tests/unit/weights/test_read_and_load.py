@@ -220,6 +220,10 @@ def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
         load_weights(weights, encoder)
 
 
+def test_a_timm_network_pools_by_the_mean_as_it_has_no_class_token(fresh_timm):
+    assert read_weights("timm:resnet10t").pool == "mean"
+
+
 def test_a_timm_model_without_biases_has_biases_of_zero(fresh_timm):
     with torch.device("meta"):
         weights = read_weights("timm:vit_base_patch16_224_miil")

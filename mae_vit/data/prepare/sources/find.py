@@ -6,8 +6,8 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -74,6 +74,16 @@ def find_images(spec: str, out: Path, **options: Any) -> ImageSource:
         FetchUnavailable: if it cannot be fetched now.
     """
     return _open([spec], SourceOptions(out=out, **options))
+
+
+@contextmanager
+def naming_prepare(source: str | Path) -> Iterator[None]:
+    """Says whose options an error names, for commands that have none of them."""
+    try:
+        yield
+    except InputError as error:
+        command = f" (options of `mae-vit prepare {shlex.quote(str(source))} OUT`; then give OUT)"
+        raise InputError(f"{error}{command * (' --' in str(error))}") from None
 
 
 def _file_kind(path: Path) -> str | None:

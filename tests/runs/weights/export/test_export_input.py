@@ -70,7 +70,9 @@ def test_a_full_disk_leaves_the_earlier_export(path, tmp_path, capsys, to):
     assert sorted(child.name for child in tmp_path.iterdir()) == ["encoder.safetensors", "out"]
 
 
-def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_path, capsys, said):
+def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(
+    path, tmp_path, capsys, said, monkeypatch
+):
     out = tmp_path / "out"
     assert export(path, "--to", "timm", "--out", out) == 0
     capsys.readouterr()
@@ -86,6 +88,8 @@ def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_pa
     said(refused(capsys, path, "--to", "timm", "--out", runs, "--force"))
     assert (runs / "mae").is_dir()
     said(refused(capsys, path, "--to", "timm", "--out", out / "notes.txt"))
+    monkeypatch.chdir(runs / "mae")
+    said(refused(capsys, path, "--to", "timm", "--out", "."))
 
 
 @pytest.mark.parametrize(

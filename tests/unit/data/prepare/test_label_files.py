@@ -164,6 +164,16 @@ def test_a_holdout_is_drawn_from_labeled_images(labeled, tmp_path):
     assert "left out 1 image of" in result.text
 
 
+def test_a_table_keeps_its_unlabeled_images_in_train(tmp_path, call):
+    labels = dict(ROWS)
+    source = write_files(tmp_path / "src", PHOTOS)
+    (source / "table.csv").write_text(
+        "\n".join(["path,label", *(f"{p},{labels.get(p, '')}" for p in PHOTOS)])
+    )
+    result = call(source / "table.csv", options="--holdout 1/2 --limit-per-class 1")
+    assert result.counts() == "train: cat 1, dog 1, - 4 | val: cat 1, dog 1"
+
+
 def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, call):
     more = {f"more/{n}.jpg": encoded(picture(50 + n)) for n in range(5)}
     around, source = write_files(tmp_path / "all", PHOTOS | more), write_files(tmp_path / "labeled", PHOTOS)

@@ -100,6 +100,11 @@ def test_an_image_column_of_an_unlabeled_source_is_chosen_beforehand(tmp_path, c
     assert "`mae-vit prepare SRC OUT --image-column NAME`" in call(source, options=f"--unlabeled {path}").text
     alone = call(path, options="--image-column left", out="alone").out
     assert call(source, options=f"--unlabeled {alone}").counts() == "train: a 1, b 1, - 12"
+    # One of both is chosen for both.
+    other = written(pa.table({"left": JPEGS[:2], "right": JPEGS[:2]}), tmp_path / "b.parquet")
+    assert (
+        call(other, options=f"--image-column left --unlabeled {path}", out="both").counts() == "train: - 12"
+    )
 
 
 KINDS = pa.array(["b", "a"] * 6)
