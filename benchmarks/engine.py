@@ -123,7 +123,7 @@ def engine_life(workload: Workload, pipe: Connection) -> None:
     # What a run says is no part of the report.
     with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as folder, redirect_stdout(sys.stderr):
         identity = run_identity(config, derived={})
-        setup = RunSetup(config, plan, engine, RunFolder(Path(folder) / "run"), identity, costs, noisy=False)
+        setup = RunSetup(config, plan, engine, RunFolder(Path(folder) / "run"), identity, costs)
         run_job(setup, job, None)
 
 

@@ -285,7 +285,6 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             workers=workers,
         )
     with leaving_no_empty_folders(options.out):
-        extra = []
         if arguments.label_file:
             plain = replace(options, labels=False, image_column=None, label_column=None)
             sources = [label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)]
@@ -298,9 +297,10 @@ def _prepare(arguments: argparse.Namespace) -> Report:
         if arguments.masks:
             segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
             sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]
-        selection = Selection(**_values(Selection, arguments), extra=extra)
+        selection = Selection(**_values(Selection, arguments))
         if arguments.unlabeled:
-            extra.append(open_unlabeled(arguments.unlabeled, sources, selection, options))
+            extra = open_unlabeled(arguments.unlabeled, sources, selection, options)
+            selection = replace(selection, extra=[extra])
         with only_writer(options.out):
             return prepare(
                 sources,
