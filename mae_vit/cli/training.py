@@ -14,6 +14,7 @@ from mae_vit.cli.values import whole
 from mae_vit.config.command_line import Arguments, OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import EXIT_FAILED, InputError
+from mae_vit.core.files import leaving_no_empty_folders
 from mae_vit.core.messages import error_reason, nearest
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
@@ -206,8 +207,10 @@ def _verify_resume(arguments: argparse.Namespace) -> int:
     # Imports torch: not for --help.
     from mae_vit.pretraining.verify_resume import verify_resume
 
-    with TemporaryDirectory(prefix="mae-vit-verify-") as scratch:
-        folder = (arguments.keep or Path(scratch)).absolute()
+    with (
+        TemporaryDirectory(prefix="mae-vit-verify-") as scratch,
+        leaving_no_empty_folders(folder := (arguments.keep or Path(scratch)).absolute()),
+    ):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

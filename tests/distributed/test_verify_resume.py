@@ -80,10 +80,12 @@ def test_losses_on_other_ranks_count_without_noise_and_batch_norm(
 
 
 def test_bad_options_are_one_line(tmp_path, capsys, said):
-    for words in (["--kills", "2"], ["--keep", str(tmp_path)], ["mae_digit"], ["model.nme=S"]):
+    kept = ["--keep", str(tmp_path / "kept")]
+    for words in (["--kills", "2"], ["--keep", str(tmp_path)], ["mae_digit"], ["model.nme=S", *kept]):
         assert main(["verify-resume", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         said(line)
+    assert not (tmp_path / "kept").exists()
     for word in ("train.engine=deepspeed", "checkpoint.every_epochs=1"):
         with pytest.raises(InputError) as refused:
             verify_resume.verify_resume(find_config("mae_digits"), [word], kills=3, folder=tmp_path)
