@@ -18,6 +18,7 @@ from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_p
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
 from mae_vit.core.user_files import expand_path
+from mae_vit.data.shards.index_files import fingerprint_of
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.models.classifier_file import ImageClassifier
@@ -165,12 +166,13 @@ def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
     if done.right:
         share, count = sum(done.right) / len(done.right), count_of(len(done.right), "image")
         print(f"accuracy {share:.2%} on {count} whose label is a class of the run")
-        splits = dict(zip(images.splits, images.fingerprints, strict=False))
-        seen = [split for split, fingerprint in splits.items() if fingerprint in classifier.trained_on]
-        if images.dataset is None:
+        every = images.dataset.splits if images.dataset else {}
+        trained_on = [name for name in every if fingerprint_of(every[name]) in classifier.trained_on]
+        seen = [split for split in images.splits if split in trained_on]
+        if not trained_on:
             note = "the accuracy is too high if the network was trained on some of these images"
-            print(f"note: {note}, which only prepared data can tell", file=sys.stderr)
-        elif seen:
+            print(f"note: {note}, which only its own prepared data can tell", file=sys.stderr)
+        elif seen and images.dataset:
             other = images.dataset.test_split(*seen)
             without = f"; --split {other} leaves them out" if other else ""
             print(
@@ -178,7 +180,9 @@ def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
                 file=sys.stderr,
             )
     if done.others:
-        names = ", ".join(plain_text(name) for name in list(done.others)[:_NAMED])
+        names = ", ".join(
+            [*map(plain_text, list(done.others)[:_NAMED]), *["..."] * (len(done.others) > _NAMED)]
+        )
         print(
             f"note: {count_of(done.others.total(), 'image')} with other labels ({names}), which are not classes of "
             "the run, were not compared",

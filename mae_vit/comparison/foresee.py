@@ -22,7 +22,7 @@ from mae_vit.comparison.runner import apart, as_in_slot, cores_of_slot
 from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.encoders import EncoderConfig
-from mae_vit.config.load import load_config, read_run_config
+from mae_vit.config.load import ALTERNATIVES, load_config, read_run_config
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.urls import is_url
 from mae_vit.finetuning.config.modes import MODES
@@ -137,8 +137,12 @@ def _check_same(name: str, run: RunSpec, saved: Mapping[str, Any], elsewhere: st
     if not (differing := identity.differing_keys(saved)):
         return
     values = {key: saved.get(key) for key in differing if key not in (*IMAGES, *OF_THE_IMAGES)}
+    others = len(values) < len(differing)
+    for group in ALTERNATIVES:  # train.epochs=5 alone, without train.steps=None
+        if any(values.get(key) is not None for key in group):
+            values = {key: value for key, value in values.items() if key not in group or value is not None}
     own = all(key.startswith(_SETTABLE) and isinstance(value, int | float) for key, value in values.items())
-    if len(values) < len(differing):
+    if others:
         # If the path is the same, its images are others now.
         values["data.path"] = read_run_config(run.run_folder)["data"]["path"]
         own = own and values["data.path"] != run.overrides.get("data.path")

@@ -8,6 +8,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -52,6 +53,8 @@ class Bar:
 
     def __init__(self, specs: Sequence[RunSpec]) -> None:
         """Counts `specs`."""
+        # tqdm's own lock is a semaphore of the system, which Ctrl-C leaves to Python's warning.
+        tqdm.set_lock(threading.RLock())
         self._specs = specs
         self._first: dict[RunSpec, float] = {}  # work done when first read
         self._done: dict[RunSpec, tuple[float, float]] = {}

@@ -51,7 +51,7 @@ def describe_outcome(stop: str, done: str) -> str:
     """Returns the last lines of a dry run: why the run itself will `stop`, if so, and what was not `done`."""
     if not stop:
         return f"all checks passed; nothing was {done}"
-    return f"warning: the run itself will stop: {stop}\nall other checks passed; nothing was {done}"
+    return f"warning: a run would stop: {stop}\nall other checks passed; nothing was {done}"
 
 
 def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:

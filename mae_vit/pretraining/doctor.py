@@ -120,7 +120,7 @@ def _examine_run(
     setup, chosen = settle_precision(setup, checkpoint, chosen)
     checks = [*check_devices(ranks, setup.device, chosen), *check_run(setup, folder, checkpoint)]
     if stop:
-        checks.append(Check("warn", "run", f"nothing is trained now; the run itself will stop: {stop}"))
+        checks.append(Check("warn", "run", f"nothing is trained now; a run would stop: {stop}"))
     return describe_plan(setup, folder, checkpoint, chosen) + "\n\n", checks
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import tables
 
 WITH_CONTRAST = "ViT-Tiny from MAE with contrast"
-MIXING = "compare_cifar10_mixing"
+MIXING, PHOTOS = "compare_cifar10_mixing", "compare_photos_contrast"
 CNNS, LONG_CNN = "compare_cifar10_longer", "SmallResNet, 314 epochs"
 LONG_CONTRAST, LONGER = "compare_cifar10_contrast_longer", f"{WITH_CONTRAST}, 146 epochs"
 
@@ -28,7 +28,7 @@ def test_all_tables_are_those_of_their_files():
 
 def test_presets_that_were_not_run_are_not_among_the_measured():
     measured, others = tables.recipes()
-    for name, table in (("contrastive_photos_64", others), ("contrastive_small_resnet_cifar", measured)):
+    for name, table in (("mae_photos_224", others), ("contrastive_small_resnet_cifar", measured)):
         assert (f"`{name}`" in measured, f"`{name}`" in others) == (table is measured, table is others)
 
 
@@ -75,6 +75,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("compare_cifar10_ti4", "ViT-Ti/4 from scratch", 1),
         ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("compare_photos", "ViT from scratch", 3),
+        (PHOTOS, "ViT from contrast", 2),
         ("study_few_images", "ViT from scratch", 3),
         ("ladder", "control, seed 0", 51),
         ("study_finetuning", "ViT, control", 12),
@@ -111,11 +112,14 @@ def test_a_report_follows_from_the_published_predictions(comparison, reference, 
         (LONG_CONTRAST, LONGER, CNNS, LONG_CNN, "1.2 points (-0.8 to 3.2)"),
         (MIXING, f"{LONG_CNN}, mixed", CNNS, LONG_CNN, "1.8 points (-0.9 to 4.5)"),
         (MIXING, "ViT-Tiny from contrast, 146 epochs, mixed", LONG_CONTRAST, LONGER, "1.9 points (0.7 to 3.0)"),
+        (PHOTOS, "ViT from contrast", "compare_photos", "ViT from MAE", "1.2 points (-2.0 to 4.4)"),
+        (PHOTOS, "ViT from contrast, mixed", "compare_photos", "ViT from MAE", "3.4 points (0.3 to 6.6)"),
     ],
 )  # fmt: skip
 def test_differences_between_comparisons_follow_from_their_predictions(comparison, entry, other, row, said):
     scores, others = (read_scores(ROOT / "docs" / "results" / name) for name in (comparison, other))
-    gap = gap_between(scores[entry, "500", "finetune"], others[row, "500", "finetune"])
+    labels = "all" if comparison == PHOTOS else "500"
+    gap = gap_between(scores[entry, labels, "finetune"], others[row, labels, "finetune"])
     low, high = gap.points - gap.half_width, gap.points + gap.half_width
     assert said == f"{gap.points:.1f} points ({low:.1f} to {high:.1f})"
     page = (ROOT / "docs" / "results" / comparison / "README.md").read_text()

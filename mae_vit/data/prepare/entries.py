@@ -136,7 +136,8 @@ def digests_of(entries: Sequence[Entry], name: str) -> list[bytes | None]:
 
 def _digest(entry: Entry) -> bytes | None:
     try:
-        return hashlib.sha256(entry.read()).digest()
+        data = entry.read()
+        return hashlib.sha256(data).digest() if data else None  # empty files are no copies
     except (DecodeError, OSError) as error:
         raise_if_passing(entry.path, error)
         return None

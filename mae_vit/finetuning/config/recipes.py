@@ -74,7 +74,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     mode = MODES.get(_given(given, "finetune.mode") or "finetune")
     masks = mode is not None and mode.labels == "mask"
     if missing := what_is_missing(dataset, data["split"], masks=masks):
-        raise InputError(f"{where} {missing}, in another folder, and {_PASS}")
+        raise InputError(f"{where} {missing}, in another folder, and give data.path=DIR")
     if model["name"] not in _RECIPES:
         size = f"model.img_size={write_value(model['img_size'])}"
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}; {_PASS} {size}')

@@ -102,8 +102,9 @@ def test_a_folder_of_another_pretraining_run_is_named_before_anything_begins(dig
     config.write_text(json.dumps({**content, "pretrain": {"MAE": mae}}))
     command = compare_command(config, tmp_path / "run")[1:]
     capsys.readouterr()
-    assert main([*command, "pretrain.MAE.set.train.steps=3"]) == 2
-    said(capsys.readouterr().err)
+    for length in ("steps", "epochs"):
+        assert main([*command, f"pretrain.MAE.set.train.{length}=3"]) == 2
+        said(capsys.readouterr().err)
     other = shutil.copytree(digits, tmp_path / "other data")
     described = json.loads((other / "dataset.json").read_text())
     described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64

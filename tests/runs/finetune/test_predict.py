@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import csv_rows, one_line
+from helpers.damage import copy_of, description
 from helpers.finetune import CNN, SMALL
 from helpers.images import encoded, picture, write_files
 from safetensors import safe_open
@@ -58,7 +59,15 @@ NETWORKS = {
 def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_path, capsys, network):
     folder = shared(*NETWORKS[network], **(CNN if network == "SimpleCNN" else {})).folder
     assert predict(folder, digits, tmp_path / "p.csv", "--split", "test", "--top", 2) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "too high" not in err
+    # Prepared apart, they may have been trained on.
+    other = copy_of(digits, tmp_path / "other")
+    with description(other) as described:
+        for split in described["splits"].values():
+            split["shards"][0]["sha256"] = "0" * 64
+    assert predict(folder, other, tmp_path / "q.csv", "--split", "test") == 0
+    assert "too high" in capsys.readouterr().err
     ours, theirs = csv_rows(tmp_path / "p.csv"), csv_rows(folder / "predictions.csv")
     again = ["predict", str(folder), str(digits), "--split", "test", "--workers", "0"]
     assert main(again) == 0

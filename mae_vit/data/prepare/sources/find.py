@@ -173,14 +173,17 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     ]
     if inner:
         raise InputError(f"{path} is not prepared, but has prepared data in it; give one of {shown(inner)}")
-    name = path.resolve().name
+    name, out = path.resolve().name, options.out.resolve()
+    if out.is_relative_to(path.resolve()):
+        in_place = f"; --in-place {path} uses its shards as they are" * (
+            bool(shards) and out == path.resolve()
+        )
+        raise InputError(
+            f"the output {options.out} lies in the source {path}{in_place or '; give another folder'}"
+        )
     if not packed:
         return entries_from_paths(files, options, where=str(path), name=path.name)
     if shards:
-        if options.out.exists() and options.out.samefile(path):
-            raise InputError(
-                f"{path} is both source and output; --in-place {path} uses its shards as they are"
-            )
         source = open_tars(shards, path, name, options)
     else:
         _check_one_configuration(tables, path, options.split)

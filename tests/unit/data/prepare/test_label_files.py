@@ -201,6 +201,13 @@ def test_copies_of_images_are_left_out_whatever_the_sources(tmp_path, call):
     assert call(archive, options=f"--unlabeled {more}", out="out3").counts() == "train: a 4, b 4, - 1"
 
 
+def test_the_output_does_not_lie_in_the_source(tmp_path, call, said):
+    source = write_files(tmp_path / "src", PHOTOS)
+    for out in ("src", "src/out"):
+        said(call(source, out=out).text)
+    assert {path.name for path in source.iterdir()} == {"a", "b"}
+
+
 def test_shards_take_images_without_labels(tmp_path, call):
     write_tar(tmp_path / "shards" / "a.tar", {"1.jpg": PHOTOS["a/0.jpg"], "1.cls": b"0"})
     more = write_files(tmp_path / "more", PHOTOS)
