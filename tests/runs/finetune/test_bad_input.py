@@ -122,7 +122,7 @@ def test_a_dry_run_says_that_another_process_trains_in_the_folder(call, tmp_path
     with RunFolder(tmp_path / "run") as used:
         used.lock()
         assert call("--dry-run") == 0
-    assert f"will stop: {tmp_path / 'run'} is in use by process" in capsys.readouterr().out
+    assert f"would stop: {tmp_path / 'run'} is in use by process" in capsys.readouterr().out
 
 
 def test_how_often_the_epoch_is_chosen_is_part_of_the_run(call, capsys):
