@@ -118,10 +118,11 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
         top = inner.partition(".")[0]
         listed = f"mae-vit config {top} lists its keys" if top in known else f"known: {', '.join(known)}"
         hint = f'did you mean "{near[0]}"?' if near else listed
-        parts = {key.path for key in keys if asked in key.path.rpartition(".")[2].split("_")}
         words = asked.replace("_", " ")  # of a meaning: learning_rate
-        if parts := parts or ({key.path for key in keys if words in key.meaning} if not near else ()):
-            hint = f"keys with this word: {', '.join(sorted(parts))}"
+        named = [key for key in keys if asked in key.path.rpartition(".")[2].split("_")]
+        said = [key for key in keys if words in key.meaning and not near]
+        if parts := sorted({key.path for key in named or said}):
+            hint = f"keys with this word: {', '.join(parts)}"
         raise InputError(f'no key "{asked}"; {hint}')
     lines = list[str]()
     for key in _merged(found):
