@@ -18,7 +18,6 @@ from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_p
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
 from mae_vit.core.user_files import expand_path
-from mae_vit.data.shards.index_files import fingerprint_of
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.models.classifier_file import ImageClassifier
@@ -159,6 +158,8 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
 
 
 def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
+    from mae_vit.data.shards.index_files import fingerprint_of  # imports pydantic: not for --help
+
     for name, number in done.predicted.most_common(_SHOWN):
         print(f"  {number:>7,}  {name}")
     if len(done.predicted) > _SHOWN:
