@@ -58,8 +58,14 @@ def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSour
         FetchUnavailable: if a source cannot be fetched now.
     """
     groups: dict[str, list[str]] = {}
-    for number, path in enumerate(path for spec in specs for path in _expand(spec)):
+    paths = [path for spec in specs for path in _expand(spec)]
+    for number, path in enumerate(paths):
         groups.setdefault(_file_kind(Path(path)) or str(number), []).append(path)
+    out = options.out.resolve()
+    for folder in map(Path, paths):
+        # A hidden folder is no part of the source.
+        if (real := folder.resolve()) in out.parents and not user_files.is_hidden(str(out.relative_to(real))):
+            raise InputError(f"the output {options.out} lies in the source {folder}; give another folder")
     sources = [_open(group, options) for group in groups.values()]
     if (options.image_column or options.label_column) and not any(source.has_columns for source in sources):
         raise InputError(f"{specs[0]} has images and no columns; leave --image-column and --label-column out")
@@ -173,17 +179,14 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     ]
     if inner:
         raise InputError(f"{path} is not prepared, but has prepared data in it; give one of {shown(inner)}")
-    name, out = path.resolve().name, options.out.resolve()
-    if out.is_relative_to(path.resolve()):
-        in_place = f"; --in-place {path} uses its shards as they are" * (
-            bool(shards) and out == path.resolve()
-        )
-        raise InputError(
-            f"the output {options.out} lies in the source {path}{in_place or '; give another folder'}"
-        )
+    name = path.resolve().name
     if not packed:
         return entries_from_paths(files, options, where=str(path), name=path.name)
     if shards:
+        if options.out.exists() and options.out.samefile(path):
+            raise InputError(
+                f"{path} is both source and output; --in-place {path} uses its shards as they are"
+            )
         source = open_tars(shards, path, name, options)
     else:
         _check_one_configuration(tables, path, options.split)
