@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _SHOWN, _NAMED = 12, 3
 _DESCRIPTION = """Classify images with the network of a finished fine-tuning run. FILE.csv has a line for each
-image: its most probable class and the probability. If class folders are named
-after the run's classes, it prints the accuracy."""
+image: its most probable class and the probability. If class folders are named after the run's
+classes, it prints the accuracy."""
 _EXAMPLES = """  mae-vit predict runs/finetune_mine photos/
   mae-vit predict runs/finetune_mine data/mine --split test --out test.csv --top 3
 """

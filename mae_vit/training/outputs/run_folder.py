@@ -39,15 +39,8 @@ _LOCK = ".lock"
 _REPLACED = (
     *("config.yaml", "model.safetensors", "linear.safetensors", "encoder.safetensors"),
     *("results.json", "predictions.csv", "test_reads.json", "overlays.png", "metrics.jsonl"),
-    *(
-        "quarantine.jsonl",
-        "trackers.json",
-        "summary.json",
-        "plan.txt",
-        "tensorboard",
-        "pictures",
-        "incidents",
-    ),
+    *("quarantine.jsonl", "trackers.json", "summary.json", "plan.txt"),
+    *("tensorboard", "pictures", "incidents"),
 )
 _WAIT_OR_STOP = "wait or stop it (SIGTERM saves)"
 
