@@ -26,6 +26,8 @@ NO_COMMANDS = (
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Client errors that may pass: timeout, too early, too many requests.
 _PASSING_STATUS = (408, 425, 429)
+# Errors of botocore by name: it is an extra.
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 
 
 def is_url(path: str) -> bool:
@@ -59,6 +61,7 @@ def is_lasting(error: Exception) -> bool:
     """
     status = getattr(error, "status", None)
     refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING_STATUS
+    refused = refused or type(error).__name__ in _NO_CREDENTIALS
     return refused or isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError | ValueError)
 
 

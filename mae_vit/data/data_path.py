@@ -78,16 +78,10 @@ def is_unprepared(source: Path) -> bool:
     return source.is_file() and not (source.parent / FILE_NAME).exists()
 
 
-def describe_data(config: Config, *, say: bool = False) -> Dataset:
-    """Reads the description of a config's data; `say` prints a warning if a URL's earlier copy is used.
-
-    Raises:
-        InputError: if the data do not exist.
-    """
+def describe_data(config: Config) -> Dataset:
+    """Reads the description of a config's data; raises InputError if they do not exist."""
     section = config.data
-    folder, _ = resolve_data_path(
-        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=say
-    )
+    folder, _ = resolve_data_path(section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib)
     return read_dataset(folder)
 
 

@@ -2,8 +2,8 @@
 
 How an image reaches the loss, in the order of the code:
 
-1. `index`: which samples of `dataset.json` are trained on, and which are held out.
-2. `order`: a permutation of them for each epoch, from the seed.
+1. `index`: which samples of `dataset.json` are trained on, and which are held out. The job chooses a subset of them.
+2. `order`: a permutation of them for each epoch, from the seed, without the steps that a rollback skips.
 3. `order.RankSlice`: the rank's part of each global batch.
 4. `batches.ring`: workers get slices of the rank's batches, from any step on.
 5. `index`, `shards`, `remote`: the position of a sample; its bytes, from disk or cache.

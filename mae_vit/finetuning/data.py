@@ -155,7 +155,7 @@ def fit_to_data(config: FinetuneConfig, weights: Weights | None, *, say: bool = 
     Raises:
         InputError: if the data are missing, or `model.in_chans` contradicts them.
     """
-    dataset = describe_data(config, say=say)
+    dataset = describe_data(config)
     channels, bands = dataset.channels, dataset.bands
     if weights is None or weights.mean is None or weights.std is None:
         return with_channels(config, dataset)

@@ -1,7 +1,8 @@
 """Puts a fine-tuning job together: setup, resume, precision, then the training loop or the scores of frozen features.
 
 `setup.py` holds what all modes share, `training.py` what the trainer asks of those that train a network, `models/` that
-network and its loss, `results.py` the test, `frozen/` the modes that encode each image once.
+network and its loss, `results.py` the test, which `training.run` begins after the last step, `frozen/` the modes that
+encode each image once.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         InputError: for options that conflict with each other or with the data.
     """
     device = startup.choose_device(config, ranks)
-    config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
+    config = with_channels(config, describe_data(config))
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
         data.check_labels()

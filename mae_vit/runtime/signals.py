@@ -178,7 +178,7 @@ class StopRequest:
     def __init__(self, again: str = "the same command") -> None:
         """Starts to listen; `again` is what resumes the run, for messages."""
         self.reason, self._again = early_signal(), again
-        self._ended = False
+        self._ended, self._asked = False, self.reason == "SIGINT"
         # Python lets only the main thread handle signals.
         if threading.current_thread() is threading.main_thread():
             handler = self._hear_in_thread()
@@ -226,9 +226,10 @@ class StopRequest:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT:
-            if self.reason == "SIGINT":
+            if self._asked:
                 _end_now(f"interrupted without saving; {self._again} resumes from the last checkpoint")
             _say("stopping after at most two more steps, and saving; Ctrl-C again ends without saving")
+            self._asked = True
         self.reason = self.reason or signal.Signals(number).name
 
     def _stop_for(self, reason: str) -> None:

@@ -291,9 +291,9 @@ class Trainer:
 
     def recover(self, bad: BadStep) -> int:
         """Rolls back to a checkpoint before a bad step; returns the step to resume from; collective."""
-        with suppress(BadStep):  # from the current save
-            self.saver.wait()
         with self.watchdog.long_phase("going back"):
+            with suppress(BadStep):  # from the current save
+                self.saver.wait()
             checkpoint = self.recovery.go_back(bad)
             try:
                 self.evals.best = restore(self.engine, checkpoint, self.setup.folder)

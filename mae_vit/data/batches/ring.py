@@ -117,14 +117,17 @@ def load_in_workers(
             if not filling:
                 return
             due, (epoch, count, results) = next(iter(filling.items()))
-            while None in results:
+            while True:
+                # At once: the batch's other slices may wait for the same shard, one after another.
+                for result in results:
+                    if isinstance(result, _Failure):
+                        raise result.error from RuntimeError(f"in a data worker:\n{result.traceback}")
+                if None not in results:
+                    break
                 for answer in wait(list(answers)):
                     slot, begin, result = _receive(answer, answers)
                     filling[slot][2][begin // per_slice] = result
             del filling[due]
-            for result in results:
-                if isinstance(result, _Failure):
-                    raise result.error from RuntimeError(f"in a data worker:\n{result.traceback}")
             damaged = tuple(dict.fromkeys(chain.from_iterable(results)))
             # No variable may refer to the record, which would keep its slot.
             yield renderer.finish(ring.lend(due, ahead=len(filling)), epoch, count, damaged)

@@ -43,22 +43,26 @@ class _Interrupted(Exception):
 def download(url: str, stream: BinaryIO, *, size: int | None = None, patience_s: float = PATIENCE_S) -> str:
     """Downloads a file into a stream; each try starts at the beginning. Returns the SHA-256 of the bytes.
 
-    A file of unknown size may have 1 GiB. `patience_s` is the total wait between tries.
+    A file of unknown size may have 1 GiB. `patience_s` is the total time of the waits and, in each try, of up to
+    `STALL_S`: a long download that breaks off at its end does not use it up.
 
     Raises:
         FetchRefused: if the source does not have the file, or a larger one.
         FetchUnavailable: if no try succeeds.
         OSError: if the stream cannot be written.
     """
-    waited_s, wait_s = 0.0, _FIRST_WAIT_S
+    waited_s, wait_s, warned = 0.0, _FIRST_WAIT_S, False
     while True:
+        begun = time.monotonic()
         try:
             return _download_once(url, stream, size)
         except _Interrupted as error:
             failure = f"{redact_url(url)} cannot be fetched: {error}"
+        waited_s += min(STALL_S, time.monotonic() - begun)
         if waited_s >= patience_s:
             raise FetchUnavailable(f"{failure} (tried again for {waited_s:.0f} s)")
-        if waited_s < _WARNED_AFTER_S <= waited_s + wait_s:
+        if not warned and waited_s + wait_s >= _WARNED_AFTER_S:
+            warned = True
             print(f"warning: {failure}; trying for {patience_s - waited_s:.0f} s more", file=sys.stderr)
         time.sleep(wait_s)
         waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LONGEST_WAIT_S)

@@ -35,7 +35,8 @@ def test_launchers_are_known_by_what_was_started(tmp_path, launcher, count):
     assert f"{count} launchers" in told.stdout, told.stderr
 
 
-def test_a_second_ctrl_c_ends_the_process_within_a_long_operation():
+@pytest.mark.parametrize("before", [[], [signal.SIGTERM]])
+def test_a_second_ctrl_c_ends_the_process_within_a_long_operation(before):
     process = subprocess.Popen(
         [sys.executable, "-c", _LONG_STEP],
         stdout=subprocess.PIPE,
@@ -46,8 +47,8 @@ def test_a_second_ctrl_c_ends_the_process_within_a_long_operation():
     )
     try:
         assert process.stdout.readline() == "in a step\n"
-        for _ in range(2):
-            process.send_signal(signal.SIGINT)
+        for number in [*before, signal.SIGINT, signal.SIGINT]:
+            process.send_signal(number)
             time.sleep(0.2)
         _, errors = process.communicate(timeout=60)
     finally:

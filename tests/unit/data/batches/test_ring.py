@@ -106,6 +106,23 @@ def test_an_error_of_a_worker_comes_with_its_traceback(source):
     assert not multiprocessing.active_children()
 
 
+class OneFails(Own):
+    """One slice fails at once, the others take their time, as those that wait for the same shard."""
+
+    def read(self, sample: int) -> Sample:
+        if sample:
+            time.sleep(60)
+        raise ValueError("the first slice")
+
+
+def test_an_error_does_not_wait_for_the_other_slices(source):
+    batches = load(type(source)(OneFails(np.zeros(2, np.int64), None), source.augment), 2, batch=2)
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="the first slice"):
+        next(batches)
+    assert time.monotonic() - begun < 50
+
+
 class NeedsTwo(Exception):
     """Pickle makes it from its one argument, its text."""
 

@@ -275,6 +275,19 @@ def test_rank_0_needs_no_store_for_its_own_checkpoint(run, monkeypatch):
         load_together(path, Ranks(rank=1, world_size=2), lambda path: path)
 
 
+def test_credentials_that_are_missing_are_not_asked_for_again(tmp_path, monkeypatch):
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(RemoteError, match="credentials") as raised:
+        RemoteRun("s3://bucket-of-nobody/run").newest()
+    assert not isinstance(raised.value, RemoteUnavailable)
+
+
 def test_errors_name_the_url_without_its_credentials(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     blocked = tmp_path / "file"
