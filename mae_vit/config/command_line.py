@@ -177,10 +177,11 @@ def list_sections(names: Iterable[str]) -> str:
 
 
 def take_config(parser: OneLineParser, parsed: argparse.Namespace, *, required: bool) -> Path | None:
-    """Returns the config, which may be the first of the overrides; raises InputError if a required one is missing."""
+    """Returns the config, which may be one of the overrides; raises InputError if a required one is missing."""
     given = parsed.config
-    if given is None and parsed.overrides and "=" not in parsed.overrides[0]:
-        given = parsed.overrides.pop(0)
+    if given is None and (words := [word for word in parsed.overrides if "=" not in word]):
+        given = words[0]
+        parsed.overrides.remove(given)
     if given is None and required:
         parser.error("the following arguments are required: CONFIG")
     return None if given is None else find_config(given)

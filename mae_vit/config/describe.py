@@ -16,7 +16,7 @@ from mae_vit.config.keys import kind_of, meant, sections_in, value_at, walk_keys
 from mae_vit.config.presets import preset_paths
 from mae_vit.config.typed_yaml import PathText, parse_yaml, write_value
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of
+from mae_vit.core.messages import count_of, device_hint
 
 _NAMES: dict[Any, str] = {
     **{int: "integer", float: "number", str: "text", bool: "`true` or `false`", PathText: "path"},
@@ -117,10 +117,10 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
         known = sorted({key.path for key in keys if "." not in key.path})
         top = inner.partition(".")[0]
         listed = f"mae-vit config {top} lists its keys" if top in known else f"known: {', '.join(known)}"
-        hint = f'did you mean "{near[0]}"?' if near else listed
+        hint = device_hint(inner) or (f'did you mean "{near[0]}"?' if near else listed)
         words = asked.replace("_", " ")  # of a meaning: learning_rate
         named = [key for key in keys if asked in key.path.rpartition(".")[2].split("_")]
-        said = [key for key in keys if words in key.meaning and not near]
+        said = [key for key in keys if re.search(rf"\b{re.escape(words)}", key.meaning) and not near]
         if parts := sorted({key.path for key in named or said}):
             hint = f"keys with this word: {', '.join(parts)}"
         raise InputError(f'no key "{asked}"; {hint}')

@@ -234,6 +234,8 @@ class NetworkSection(EncoderSection):
     def _check_name(cls, name: str) -> str:
         if name in BASELINE_NAMES:
             return name
+        if name in SIZES:
+            raise ValueError(f'"{name}" is a Vision Transformer; give model.family=vit')
         if not name.startswith(TIMM_PREFIX):
             known = (*SIZES, *BASELINE_NAMES)
             meant = closest(name, known) or f'give one of {", ".join(known)} or "{TIMM_PREFIX}NAME"'

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from mae_vit.config.keys import key_paths, kinds_at, one_of, suggest, value_at, written_path
+from mae_vit.config.keys import alternatives, key_paths, kinds_at, one_of, suggest, value_at, written_path
 from mae_vit.core.messages import closest, nearest
 
 _MAX_SHOWN = 80  # characters of a value
@@ -120,11 +120,12 @@ def _explain(document: Document, path: Sequence[str], problem: Any) -> tuple[str
     hint = ""
     if isinstance(value, str) and isinstance(choices, str):
         hint = closest(value, choices.replace(" or ", ", ").replace("'", "").split(", "))
-    if kind in ("list_type", "tuple_type") and isinstance(value, str | int | float):
+    if value in ("None", "none", "nil"):
+        nullable = type(None) in alternatives(kinds_at(document.schema, path))
+        hint = hint or ("write null for none" if nullable else "")
+    elif kind in ("list_type", "tuple_type") and isinstance(value, str | int | float):
         sides = re.sub(r"^(\d+) ?x ?(\d+)$", r"\1,\2", str(value))  # 64x96
         hint = f"write a list as [{sides.strip('()[] ')}]"
-    elif value in ("None", "none", "nil"):
-        hint = hint or "write null for none"
     return begin, problem["msg"][:1].lower() + problem["msg"][1:] + (f"; {hint}" if hint else "")
 
 

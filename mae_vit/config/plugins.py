@@ -67,6 +67,8 @@ def _import(name: str) -> ModuleType:
             raise InputError(
                 f"run.plugins: there is no file {name}; {closest_path(path) or 'give a .py file or a module'}"
             )
+        if "." in path.stem:
+            raise InputError(f"run.plugins: {name}: the name of a module has no dot; rename the file")
         folder, module = str(path.resolve().parent), path.stem
     else:
         folder, module = str(Path.cwd()), name

@@ -63,7 +63,8 @@ def check_recorded(path: str, run: Path, remedy: str) -> None:
     if is_url(path) or path in SOURCES or os.path.exists(path):
         return
     around = (parent / path for parent in run.absolute().parents)
-    near = next((candidate for candidate in around if candidate.exists()), None)
+    # Runs and images may have the same name.
+    near = next((each for each in around if each.exists() and not each.samefile(run)), None)
     seen = "" if os.path.isabs(path) else f" from {Path.cwd()}"
     raise InputError(
         f"{run} recorded data.path={path}, which does not exist{seen}; {remedy.replace('DIR', str(near or 'DIR'))}"

@@ -142,6 +142,11 @@ def test_data_of_ones_own_are_pretrained_on_resumed_and_fine_tuned_on(tmp_path):
     finetune += ["data.labels_per_class=20", "data.augment.crop=none", "model.img_size=8"]
     said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
     assert summary_of(tmp_path / "finetuned")["test_size"] == 200, said
+    weights, out = str(tmp_path / "whole"), ["--out", str(tmp_path / "features")]
+    assert "no recipe" in command("finetune/run.py", "--ckpt", weights, *plugin[:2], expect=2)
+    said = command("-m", "mae_vit.cli", "replay", weights, "--step", "2", *out, expect=2)
+    assert "give --plugin" in said
+    command("-m", "mae_vit.cli", "embed", weights, "shapes", "--plugin", f"{EXAMPLES}/shapes.py", *out)
 
 
 def test_dropout_of_ones_own_draws_the_same_after_a_stop(digits, tmp_path):
@@ -201,7 +206,7 @@ def test_the_examples_keep_the_contracts(monkeypatch):
     ("name", "source"),
     [
         *(("mine", None), ("mine", "import nothing_of_this_name"), ("mine", "\n1 / 0\n")),
-        *(("mine", "raise SystemExit(0)"), ("statistics", "")),
+        *(("mine", "raise SystemExit(0)"), ("statistics", ""), ("so.lar", "")),
     ],
 )
 def test_a_plugin_that_fails_is_one_line(tmp_path, name, source, said):

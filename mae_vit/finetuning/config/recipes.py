@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mae_vit.config.load import read_run_config
+from mae_vit.config.plugins import import_plugins, named_plugins
 from mae_vit.config.presets import PRESETS
 from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
@@ -47,6 +48,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     """
     if ckpt is None:
         raise InputError(f"no weights and no config; {_PASS}, or --ckpt RUN (see --help)")
+    # A plug-in may define the data.
+    import_plugins(named_plugins({}, given))
     folder = Path(ckpt)
     names_weights = ckpt.startswith(TIMM_PREFIX) or is_frozen(ckpt)
     if not names_weights and not (folder / "config.yaml").is_file():
@@ -82,7 +85,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     name, overrides = _recipe(model, mode, sum(dataset.splits[data["split"]].class_counts))
     if mode != MODES["linear_probe"]:
         # The data determine how images may be cropped and flipped; the recipe, how small a crop may be.
-        views = {key: augment.get(key) for key in ("crop", "pad_px", "flip")}
+        of_crop = ("crop", "pad_px") if _given(given, "data.augment.crop") is None else ()
+        views = {key: augment.get(key) for key in (*of_crop, "flip")}
         taken |= {f"data.augment.{key}": value for key, value in views.items() if value is not None}
     taken["model.img_size"] = model["img_size"]
     return PRESETS / "finetune" / f"{name}.yaml", [

@@ -23,7 +23,7 @@ from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
 from mae_vit.data.prepare.sources.archives import is_tar
 from mae_vit.data.prepare.sources.find import find_images, naming_prepare
 from mae_vit.data.prepare.sources.folders import list_files, walk
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, read_dataset
 
 # Split of images outside split folders.
 _NO_SPLIT = "all"
@@ -90,7 +90,7 @@ def open_images(
     if is_url(spec):
         raise InputError(f"{redact_url(spec)} is remote; download it, and give a folder or an archive")
     wanted = tuple(dict.fromkeys(splits))
-    if (Path(spec) / FILE_NAME).is_file():
+    if spec in SOURCES or (Path(spec) / FILE_NAME).is_file():
         return _open_shards(Path(spec), wanted, labels)
     if Path(spec).is_file() and extension_of(spec) not in (*ARCHIVE_EXTENSIONS, "parquet"):
         return _open_files([spec], splits)

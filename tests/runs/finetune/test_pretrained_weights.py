@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,6 +202,14 @@ def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path
     assert f'data.path="{colored}"' in overrides
 
 
+def test_another_crop_leaves_the_options_of_the_runs_crop_out(colored, tmp_path):
+    run = Path(run_folder(tmp_path, "tiny-cifar, img_size: 32", colored))
+    text = (run / "config.yaml").read_text().replace("crop: null", "crop: pad, pad_px: 1, flip: false")
+    (run / "config.yaml").write_text(text)
+    overrides = find_recipe(str(run), ["data.augment.crop=none"])[1]
+    assert [text for text in overrides if "augment" in text] == ["data.augment.flip=false"]
+
+
 def test_a_linear_probe_takes_large_batches_of_many_images_alone(colored, tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "_FEWEST_FOR_LARS", 10)
     config, overrides = find_recipe(run_folder(tmp_path, "L", colored), ["finetune.mode=linear_probe"])
@@ -221,6 +230,10 @@ def test_data_that_a_moved_run_recorded_are_named_as_such(colored, tmp_path, mon
     (inner := tmp_path / "runs" / "mae").mkdir(parents=True)
     with pytest.raises(InputError, match=rf" data.path={tmp_path}/data/mine$"):
         find_recipe(run_folder(inner, "B", "data/mine"))
+    # Not the run itself, which may have the name of its images.
+    (inner := tmp_path / "moved" / "photos").mkdir(parents=True)
+    with pytest.raises(InputError, match=r" data.path=DIR$"):
+        find_recipe(run_folder(inner, "B", "photos"))
 
 
 def test_masks_are_segmented_by_a_recipe_of_their_own(colored, tmp_path):

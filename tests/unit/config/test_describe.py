@@ -71,6 +71,7 @@ def test_every_key_is_explained_in_at_most_a_hundred_columns(monkeypatch):
         "train.epoch",
         "optim.learning",
         "learning_rate",
+        *("dropout", "num_workers", "gpu", "amp"),
         "nothing_like_it",
         "decoder",
         "pretrain.MAE.dirs",

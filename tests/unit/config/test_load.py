@@ -44,6 +44,7 @@ BAD = [
     *("train.zero_stage=3 train.compile=true", "train.compile=yes", "train.zero_stage=2 train.engine=torch"),
     *("optim.lr=.inf", "model.img_size=(32,32)", "model.img_size=32,32", "model.img_size=8x8"),
     *("monitor.trackers=wandb", "monitor.trackers=[wandb,wandb]", "monitor.trackers=[wand]"),
+    *("data.normalize=none", "model.family=network"),
     *("model.depth=None", "nonsense", "model.name.deeper=1", "train={"),
 ]
 

@@ -110,6 +110,10 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
             source = replace(source, notes=(*source.notes, note))
     elif is_hub_name(spec):
         source = open_hub_dataset(spec, options)
+    elif all((paths[0] / name).is_file() for name in ("config.yaml", "environment.json")):
+        raise InputError(
+            f"{spec} is a run, whose images are pictures of its results; give the images themselves"
+        )
     elif paths[0].is_dir():
         source = _open_folder(paths[0], options)
     elif kind == "zip":

@@ -200,6 +200,14 @@ def test_files_that_are_no_source(tmp_path, call, said, monkeypatch):
         assert (result.code, len(result.text.splitlines())) == (2, 1)
 
 
+def test_the_pictures_of_a_run_are_no_images(call, said):
+    result = call(
+        images("pictures/step_1.png", data=PAGE) | {"config.yaml": b"run: {}", "environment.json": b"{}"}
+    )
+    said(result.text)
+    assert result.code == 2
+
+
 def test_the_parts_of_a_download_are_one_folder(tmp_path, call, said):
     parts = [
         write_zip(tmp_path / f"photos-00{n}.zip", {f"photos/{path}": JPEG}) for n, path in enumerate(TREE)
