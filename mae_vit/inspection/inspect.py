@@ -87,9 +87,12 @@ def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> 
             print(f"note: {source}: {note}", file=sys.stderr)
         return decoder.mae, "" if decoder.mae else "the number of heads of its decoder is not known"
     if not (weights.path / STATE).is_file() or weights.objective is None:
-        if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:
+        if any(name.startswith(("fc_norm.", "head.", "decode_head.")) for name in weights.tensors):
             return None, "it was fine-tuned, so it has no decoder"
-        return None, "the file has only an encoder; give the run folder, which also has the decoder"
+        return (
+            None,
+            "the file has only an encoder; if its run masked images, the run folder has the decoder, too",
+        )
     config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
     section, info = config.objective, model.info
     if section.uses_labels:

@@ -212,9 +212,9 @@ def position_view(encoder: Encoder) -> View:
 
 @torch.no_grad()
 def patch_features(model: PretrainedEncoder, images: Tensor) -> Tensor:
-    """Encodes raw images (n, C, H, W) to patch tokens (n, N, D) after the final norm."""
+    """Encodes raw images (n, C, H, W) to patch tokens (n, N, D) after the final norm, or that after the mean."""
     moved = model.normalize(images.to(model.encoder.cls_token.device))
-    return model.encoder.forward_features(moved)[:, model.encoder.num_prefix_tokens :]
+    return model.patch_map(moved).flatten(2).transpose(1, 2)
 
 
 def feature_view(model: PretrainedEncoder, samples: Samples) -> View:

@@ -17,7 +17,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.geometry import Geometry, ViTGeometry, geometry_from
-from mae_vit.models.sizes import Pool
+from mae_vit.models.sizes import TIMM_PREFIX, Pool
 
 # Key of our entry in a safetensors file's metadata; its value is JSON.
 _KEY = "mae_vit"
@@ -71,10 +71,10 @@ class EncoderInfo:
         """The geometry of a plain Vision Transformer; raises InputError for other families."""
         if isinstance(self.geometry, ViTGeometry):
             return self.geometry
-        timm = "; its encoder.safetensors loads into timm's network"
+        of_timm = self.geometry.describe().startswith(TIMM_PREFIX)
         raise InputError(
             f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}), but only "
-            f"model.family=vit is supported here{timm if self.geometry.family == 'network' else ''}"
+            f"model.family=vit is supported here{'; its file of weights loads into that network' * of_timm}"
         )
 
     def to_dict(self) -> dict[str, Any]:

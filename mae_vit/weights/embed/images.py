@@ -43,7 +43,6 @@ class Images:
         splits: names of the splits; empty without any.
         fingerprint: digest of the images and their order; of large files it takes parts.
         dataset: description of prepared shards; None for other sources.
-        fingerprints: fingerprints of the splits of prepared shards.
         notes: remarks on files that are left out.
     """
 
@@ -54,7 +53,6 @@ class Images:
     splits: tuple[str, ...]
     fingerprint: str
     dataset: Dataset | None = None
-    fingerprints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -147,7 +145,6 @@ def _open_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Im
         splits=tuple(index.split for index in indexes),
         fingerprint=_digest(f"{index.split} {index.fingerprint}" for index in indexes),
         dataset=dataset,
-        fingerprints=tuple(index.fingerprint for index in indexes),
     )
 
 

@@ -147,6 +147,7 @@ def load_for_export(asked: str, pool: Pool | None) -> ExportSource:
             f"--pool {pool} has no effect on {weights.source}, which is fine-tuned; leave it out"
         )
     encoder = encoder_from_weights(weights, pool=pool)
+    _ = encoder.info.vit  # no format has other families
     # Tracers see fused attention as one operation, for all sequence lengths.
     set_fused_attention(encoder, True)
     if head is not None and head.in_features != encoder.num_features:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.export import classifier_file
 
 from mae_vit.inspection.figures import by_depth
 from mae_vit.inspection.measures import (
@@ -16,8 +17,10 @@ from mae_vit.inspection.measures import (
     position_similarity,
     rollout,
 )
+from mae_vit.inspection.views import patch_features
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.weights.encoder import load_encoder
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -117,3 +120,11 @@ def test_components_are_those_of_the_singular_value_decomposition():
     )
     np.testing.assert_allclose(shares, scales[:3] ** 2 / (scales**2).sum(), rtol=1e-5)
     assert torch.equal(components, feature_components(features)[0])
+
+
+def test_patches_of_a_classifier_have_the_norm_of_its_mean(tmp_path):
+    classifier_file(tmp_path / "model.safetensors", pool="mean")
+    model = load_encoder(tmp_path / "model.safetensors")
+    images = torch.arange(2 * 3 * 16 * 16, dtype=torch.uint8).view(2, 3, 16, 16)
+    tokens = model.encoder.forward_features(model.normalize(images))[:, 1:]
+    assert torch.equal(patch_features(model, images), model.fc_norm(tokens))

@@ -8,10 +8,11 @@ import timm
 import torch
 from helpers.encoders import encoder_file
 from helpers.export import classifier_file, export, mae_run
+from helpers.objectives import section_of
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
-from mae_vit.models.encoder_file import read_metadata, to_metadata
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_metadata, to_metadata
 from mae_vit.weights.export import to_timm
 
 
@@ -115,6 +116,16 @@ def test_what_others_cannot_represent(tmp_path, capsys, said):
     assert export(tmp_path / "run", "--to", "hf", "--out", tmp_path / "out") == 0
     assert "without its decoder" in capsys.readouterr().out
     assert not (tmp_path / "out" / "mae").exists()
+
+
+@pytest.mark.parametrize("to", ["torch", "timm"])
+@pytest.mark.parametrize("encoder", ["rotary", "convolutions", "bands of a timm network"])
+def test_other_families_are_refused(tmp_path, capsys, said, encoder, to):
+    geometry = section_of(encoder).geometry()
+    facts = {"mean": [0.5] * geometry.in_chans, "std": [0.2] * geometry.in_chans, "objective": "simmim"}
+    path = tmp_path / "encoder.safetensors"
+    path.write_bytes(encoder_bytes(geometry.build(), EncoderInfo(geometry, **facts)))
+    said(refused(capsys, path, "--to", to, "--out", tmp_path / "out"))
 
 
 def test_a_missing_library_is_named_with_what_installs_it(path, tmp_path, capsys, monkeypatch, said):
