@@ -163,8 +163,6 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     words = ["--config", arguments.config, *arguments.paths] if arguments.config else arguments.paths
-    if words and not arguments.config and "=" in words[0]:
-        raise InputError(f"{words[0]} needs a config before it, such as mae-vit doctor mae_base {words[0]}")
     if words:
         from mae_vit.pretraining.command import main
 
