@@ -66,6 +66,7 @@ PHOTOS_96 = Preset("mae_photos_96", "finetune_photos_96", "compare_photos")
 PHOTOS_224 = Preset("mae_photos_224", "finetune_photos_224", "compare_photos")
 SMALL = Preset("mae_cifar_tiny", "finetune_cifar_tiny")
 DIGITS = Preset("mae_digits", "finetune_cifar_tiny")
+BANDS = Preset("mae_satellite", "finetune_photos_64")
 # What compare_photos pretrains.
 _COMPARED = PHOTOS_64.pretrain
 
@@ -182,8 +183,10 @@ class Images:
         if self.sampled > info.samples:
             of = f" ({self.sampled - info.samples} of {self.sampled} that were looked at cannot be read)"
         held_out = f"{self.held_out:,}" if self.held_out else "none"
+        bands = self.dataset.bands
+        kind = "" if bands.photographs else f" of {count_of(len(bands.names), 'band')} of {bands.dtype}"
         return (
-            f"{count_of(self.train, 'image')}, sides of {f'{low} to {high}' if low < high else low} px{of}; "
+            f"{count_of(self.train, 'image')}{kind}, sides of {f'{low} to {high}' if low < high else low} px{of}; "
             f"{labels if self.labeled else 'no labels'}; {held_out} held-out"
         )
 
@@ -229,7 +232,9 @@ def _counts(samples: Counter[str], labeled: Counter[str], classes: int) -> tuple
 
 
 def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
-    """Chooses the presets for the size of the images and the machine."""
+    """Chooses the presets for the kind and size of the images, and the machine."""
+    if not images.dataset.bands.photographs:
+        return BANDS
     if images.sides == {8} and images.dataset.channels == 1:
         return DIGITS
     if images.side <= 40:
@@ -250,6 +255,8 @@ def _nearest(images: Images) -> Measured:
 
 def describe_gain(images: Images, steps: int) -> str:
     """Says whether pretraining is expected to help, and what this was measured on."""
+    if not images.dataset.bands.photographs:
+        return "not known: only photographs were measured; docs/bands.md has presets for other images"
     near = _nearest(images)
     reached = [length for length in near.gains if length <= steps]
     length = max(reached, default=min(near.gains))

@@ -53,7 +53,7 @@ with the weakest evidence. The second is the paired t-test over seeds."""
 _BEST = "after validation images have chosen the epoch"
 _LAST = "without validation images to choose an epoch"
 _TUNED = "Settings were chosen only on validation images, each row's from the same number."
-_ONE_SEED = "* With one seed, the interval covers only the choice of test images."
+_ONE_SEED = "* With one seed, the interval covers only the choice of test images, and there is no second p."
 _MONITORED = """Pretraining reports its progress on the data's val split or, without one, on test images. This does not
 affect any choice."""
 _PAIRS = """Each cell is the test result of the row minus that of the column, in points, with its 95 % interval, for

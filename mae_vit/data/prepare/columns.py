@@ -16,8 +16,8 @@ from mae_vit.data.prepare.entries import SourceOptions
 from mae_vit.data.prepare.listing import shown
 
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
-# `is_valid` is fastai's.
-_SPLITS = ("split", "is_valid")
+# Of 0 and 1; `is_valid` is fastai's.
+_HELD_OUT = ("is_valid", "is_val")
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 # Rows that decide which column names images.
 _LOOKED_AT = 50
@@ -56,18 +56,18 @@ class Columns(NamedTuple):
     def split_of(self, row: Cells) -> str:
         """Returns what a row says of the split; "" for nothing."""
         told = row[self.split] if self.split else ""
-        if self.split == "is_valid":
+        if self.split in _HELD_OUT:
             return "val" if _BITS.get(told.lower()) else "train"
         return told
 
 
 def read_columns(
-    table: Path, options: SourceOptions, find: Find, *, labeled: bool, remedy: Callable[[], str]
+    table: Path, options: SourceOptions, find: Find, *, labeled: bool, remedy: Callable[[Sequence[str]], str]
 ) -> tuple[Columns, list[dict[str, str]]]:
     """Reads a table; returns its columns, and the cells of each row by column.
 
     `find` returns the image of a name without some leading folders, or None. If `labeled`, the table must have labels,
-    in any column. `remedy` tells what to do if no column names images.
+    in any column. `remedy` of the cells tells what to do if no column names images.
 
     Raises:
         InputError: if it is no such text, or if columns are unclear.
@@ -75,7 +75,7 @@ def read_columns(
     names, rows, headless = _with_header(table, find)
     if not rows:
         raise InputError(f"table {table} has no rows; write a line for each image, such as cats/1.jpg,cat")
-    split = next((name for name in _SPLITS if name in names), None)
+    split = _find_splits(table, names, rows, options)
     labels = [name for name in names if name in user_files.LABEL_NAMES]
     if options.image_column:
         images = [_asked(table, names, options.image_column, "--image-column")]
@@ -87,8 +87,9 @@ def read_columns(
             counts = {name: sum(one is not None for one in those) for name, those in found.items()}
             most = max(counts.values(), default=0)
             if not most:
+                cells = [row[name] for row in rows[:_LOOKED_AT] for name in among]
                 raise InputError(
-                    f"table {table}: no column of {shown(names.values())} lists images{remedy()}"
+                    f"table {table}: no column of {shown(names.values())} lists images{remedy(cells)}"
                 )
             first, *tied = [name for name, count in counts.items() if count == most]
             # Labels need no choice among columns of the same images: 1 and 1.jpg.
@@ -119,6 +120,22 @@ def read_columns(
     if labeled and not labels and not bits:
         raise InputError(f"table {table} has no column of labels, only {shown(names.values())}; add one")
     return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
+
+
+def _find_splits(table: Path, names: Cells, rows: Sequence[Cells], options: SourceOptions) -> str | None:
+    """Returns the column of splits: by its name, or the one all whose values, of several splits, are such names."""
+    others = (options.image_column, options.label_column, *user_files.LABEL_NAMES)
+    if name := next((name for name in _HELD_OUT if name in names), None):
+        return name
+    for name in dict.fromkeys(("split", *names)):
+        values = {row.get(name, "") for row in rows} - {""}
+        splits = set(map(user_files.split_named, values))
+        if name == "split" and splits == {None}:
+            listed = shown(sorted(values))
+            raise InputError(f"table {table}: its column of splits has {listed}; write train, val or test")
+        if (name == "split" and splits) or (name not in others and len(splits) > 1 and None not in splits):
+            return name
+    return None
 
 
 def find_all(find: Find, names: Sequence[str]) -> list[Any]:

@@ -160,9 +160,14 @@ def unique_key(name: str, taken: dict[str, int]) -> str:
     return key
 
 
+def composed(text: str) -> str:
+    """Returns a text in Unicode's form NFC, since macOS and Linux encode the same name differently."""
+    return unicodedata.normalize("NFC", text)
+
+
 def class_text(label: str) -> str:
-    """Returns a class's name in Unicode's form NFC, since macOS and Linux encode the same name differently."""
-    return plain_text(unicodedata.normalize("NFC", label))
+    """Returns a class's name as it is written."""
+    return plain_text(composed(label))
 
 
 def classes_of_cells(cells: Iterable[str]) -> dict[str, str | None]:

@@ -25,6 +25,7 @@ from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.prepare import group
 from mae_vit.data.prepare.selection import Selection
 from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.rows import unread_note
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -42,8 +43,9 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
     """
     names = Names(entry.path for entry in source.entries)
 
-    def remedy() -> str:
-        return f" of {source.name}, which has {names}"
+    def remedy(cells: Sequence[str]) -> str:
+        several = [*filter(names.are_several, cells)]
+        return f": {several_fit(several, file.name)}" if several else f" of {source.name}, which has {names}"
 
     columns, rows = read_columns(file, options, names.find, labeled=True, remedy=remedy)
     cells = list[tuple[str, str]]()
@@ -78,7 +80,7 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
             )
         if told := columns.split_of(row):
             splits[path] = split_told(told)
-    notes = list(source.notes)
+    notes = [*source.notes, *unread_note(file.name, columns.unread)]
     if len({entry.split for entry in source.entries}) > 1 and splits:
         notes.append(f"read the splits from the folders of {source.name}, not from {file.name}")
         splits = {}

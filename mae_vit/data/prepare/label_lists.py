@@ -11,7 +11,7 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import IMAGE_EXTENSIONS, READ_EXTENSIONS, decode_text, extension_of
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.prepare.columns import read_lines
-from mae_vit.data.prepare.entries import Reader
+from mae_vit.data.prepare.entries import Reader, composed
 from mae_vit.data.prepare.listing import is_sample, shown
 
 # More cells are the words of a caption, not columns.
@@ -26,7 +26,7 @@ class Names:
         self._paths = Counter(paths)
         self._by_stem: dict[str, list[str]] = defaultdict(list)
         for path in self._paths.elements():
-            self._by_stem[image_stem(path.rpartition("/")[2]).casefold()].append(path)
+            self._by_stem[_folded(image_stem(path.rpartition("/")[2]))].append(path)
 
     def __str__(self) -> str:
         """The first few paths, for messages."""
@@ -53,8 +53,8 @@ class Names:
         if name in self._paths:
             return [name] * self._paths[name]
         wanted = f"/{name}"
-        alike = self._by_stem.get(image_stem(wanted.rpartition("/")[2]).casefold(), ())
-        for cased in (str, str.casefold):
+        alike = self._by_stem.get(_folded(image_stem(wanted.rpartition("/")[2])), ())
+        for cased in (composed, _folded):
             paths = [
                 path
                 for path in alike
@@ -66,6 +66,10 @@ class Names:
             if paths:
                 return paths
         return []
+
+
+def _folded(text: str) -> str:
+    return composed(text).casefold()
 
 
 def several_fit(names: Sequence[str], table: str) -> str:

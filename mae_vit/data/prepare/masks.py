@@ -17,7 +17,7 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered, read_header
 from mae_vit.data.prepare.convert import Converted
-from mae_vit.data.prepare.entries import Entry, ImageSource, raise_if_passing
+from mae_vit.data.prepare.entries import Entry, ImageSource, composed, raise_if_passing
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.shards.dataset_json import Segmentation
@@ -162,4 +162,4 @@ def read_mask(
 
 
 def _stem(path: str) -> str:
-    return path.rpartition(".")[0]
+    return composed(path.rpartition(".")[0])

@@ -169,7 +169,7 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> str:
             f"(`mae-vit finetune --ckpt {run} finetune.mode=knn`)"
         )
     else:
-        todo = f"use it (`mae-vit finetune --ckpt {run}`), look into it (`mae-vit inspect {run}`)"
+        todo = f"look into it (`mae-vit inspect {run}`); with labels, fine-tune it (`mae-vit finetune --ckpt {run}`)"
     return f"Next: {todo}."
 
 

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import replace
 from statistics import mean
 
+import numpy as np
 import pytest
 from helpers.commands import ROOT, csv_rows
 from helpers.images import encoded, picture, write_files
@@ -18,7 +19,14 @@ from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import recommend
-from mae_vit.pretraining.recommend import MEASUREMENTS, Images, choose_preset, describe_gain, warn_of_few
+from mae_vit.pretraining.recommend import (
+    MEASUREMENTS,
+    Images,
+    choose_preset,
+    describe_gain,
+    look_at,
+    warn_of_few,
+)
 
 SCRATCH = {
     "study_length_tiny_imagenet": "from scratch",
@@ -72,6 +80,16 @@ def seen(colored):
 )
 def test_size_and_machine_choose_the_preset(seen, side, channels, cores, gpu, preset):
     assert choose_preset(seen(side, channels=channels), cores=cores, gpu=gpu).pretrain == preset
+
+
+def test_bands_have_a_preset_and_no_measurement(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(9):
+        np.save(tmp_path / f"{number}.npy", rng.integers(1, 900, (4, 8, 8), np.uint16))
+    with look_at(str(tmp_path)) as images:
+        assert choose_preset(images, cores=16, gpu=True).pretrain == "mae_satellite"
+        assert "9 images of 4 bands of uint16" in images.describe()
+        assert describe_gain(images, 6_000).startswith("not known: only photographs")
 
 
 def test_the_gain_is_of_the_nearest_measurement(seen):

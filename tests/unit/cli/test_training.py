@@ -47,7 +47,11 @@ def test_presets_are_listed_and_shown(capsys, said):
             "finetune",
             "finetune --checkpoint runs/a",
         ),
-        *("doctor train.epochs=3", "doctor train.epochz=3 mae_digits", "pretrain mae_digits \u2013resume never"),
+        *(
+            "doctor train.epochs=3",
+            "doctor train.epochz=3 mae_digits",
+            "pretrain mae_digits \u2013resume never",
+        ),
         *("pretrain mae_digits --device cuda", "compare compare_demo train.device=cpu"),
         "pretrain mae_digits --run.seed 3",
     ],

@@ -110,7 +110,9 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     options = options or SourceOptions(Path())
     name, files = table.name, _Files(table)
 
-    def remedy() -> str:
+    def remedy(cells: Sequence[str]) -> str:
+        if several := [*filter(files.names[0].are_several, cells)]:
+            return f": {several_fit(several, name)}"
         return f" next to it or below; {'add a column of their paths' if str(files.names[0]) else _ABOVE}"
 
     columns, cells = read_columns(table, options, files.find, labeled=False, remedy=remedy)

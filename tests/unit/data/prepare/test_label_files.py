@@ -1,5 +1,7 @@
 """`prepare --labels`: labels from a table, as people have them; `--unlabeled` images; the contact sheet."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 from helpers.images import encoded, picture, write_files, write_tar, write_zip
@@ -100,6 +102,36 @@ def test_an_archive_and_a_column_of_splits(labeled, tmp_path):
     assert sorted(result.images("val")) == ["a/0", "a/1"]
 
 
+@pytest.mark.parametrize(
+    ("column", "values"), [("subset", "TRAIN valid TEST"), ("is_val", "0 1 0"), ("3", "train val val")]
+)
+def test_a_column_of_splits_is_known_by_its_values_too(labeled, column, values):
+    head = "" if column == "3" else f"image,label,{column}\n"
+    result = labeled(
+        head
+        + "".join(
+            f"{path},{label},{split}\n" for (path, label), split in zip(ROWS[:3], values.split(), strict=True)
+        )
+    )
+    assert {"a/1"} <= {*result.images("val")}
+    assert "not read" not in result.text
+
+
+def test_columns_that_are_not_read_are_told(labeled):
+    table = "image,label,age\n" + "".join(f"{path},{label},7\n" for path, label in ROWS)
+    assert "columns of labels.csv that are not read: age" in labeled(table).text
+
+
+def test_names_match_however_umlauts_are_encoded(labeled, tmp_path):
+    """Files of macOS in NFD, the table in NFC; and capitals."""
+    decomposed = {
+        f"{unicodedata.normalize('NFD', name)}.jpg": encoded(picture(1)) for name in ("Bär", "Föhn")
+    }
+    write_files(tmp_path / "macos", decomposed)
+    result = labeled("image,label\nBär.jpg,cat\nföhn,dog\n", source="macos")
+    assert sorted(labels_of(result).values()) == ["cat", "dog"]
+
+
 def test_splits_of_folders_win_over_a_column(labeled, tmp_path):
     write_files(
         tmp_path / "split",
@@ -131,10 +163,12 @@ def test_labels_of_held_out_images_alone(labeled):
         "path,label\n",
         "x.jpg,cat",
         'image,label\na/0.jpg,cat\na/1.jpg,"dog\na/2.jpg,cat"\n',
+        "image,label,split\na/0.jpg,cat,0\na/1.jpg,dog,1\n",
+        "id,label\n0,cat\n1,dog\n",
     ],
     ids=[
         *("joined", "again", "several ones", "numbers", "no image", "two columns", "no labels", "empty"),
-        *("names alone", "one line without an image", "a quote"),
+        *("names alone", "one line without an image", "a quote", "numbers of splits", "several images"),
     ],
 )
 def test_what_is_no_class_of_an_image_is_one_line(labeled, said, table):
