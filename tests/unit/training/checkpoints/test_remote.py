@@ -275,8 +275,10 @@ def test_rank_0_needs_no_store_for_its_own_checkpoint(run, monkeypatch):
         load_together(path, Ranks(rank=1, world_size=2), lambda path: path)
 
 
-def test_credentials_that_are_missing_are_not_asked_for_again(tmp_path, monkeypatch):
-    pytest.importorskip("s3fs")
+def test_credentials_that_are_missing_are_not_asked_for_again(tmp_path, monkeypatch, request):
+    forget = pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache  # other tests have credentials
+    forget()
+    request.addfinalizer(forget)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
