@@ -123,17 +123,16 @@ def read_columns(
 
 
 def _find_splits(table: Path, names: Cells, rows: Sequence[Cells], options: SourceOptions) -> str | None:
-    """Returns the column of splits: by its name, or the one all whose values, of several splits, are such names."""
-    others = (options.image_column, options.label_column, *user_files.LABEL_NAMES)
-    if name := next((name for name in _HELD_OUT if name in names), None):
-        return name
-    for name in dict.fromkeys(("split", *names)):
+    """Returns the column of splits: by its name, or the one that has names of several splits and nothing else."""
+    asked = {text.strip().lower() for text in (options.image_column, options.label_column) if text}
+    for name in dict.fromkeys(("split", *_HELD_OUT, *names)):
         values = {row.get(name, "") for row in rows} - {""}
         splits = set(map(user_files.split_named, values))
         if name == "split" and splits == {None}:
             listed = shown(sorted(values))
             raise InputError(f"table {table}: its column of splits has {listed}; write train, val or test")
-        if (name == "split" and splits) or (name not in others and len(splits) > 1 and None not in splits):
+        by_value = name not in (*asked, *user_files.LABEL_NAMES) and len(splits) > 1 and None not in splits
+        if values and (name in ("split", *_HELD_OUT) or by_value):
             return name
     return None
 
