@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from mae_vit.config.presets import find_config
+from mae_vit.config.presets import find_config, find_preset
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, device_hint
 from mae_vit.core.user_files import expand_text
@@ -177,11 +177,15 @@ def list_sections(names: Iterable[str]) -> str:
 
 
 def take_config(parser: OneLineParser, parsed: argparse.Namespace, *, required: bool) -> Path | None:
-    """Returns the config, which may be one of the overrides; raises InputError if a required one is missing."""
-    given = parsed.config
-    if given is None and (words := [word for word in parsed.overrides if "=" not in word]):
-        given = words[0]
-        parsed.overrides.remove(given)
+    """Returns the config, which may be one of the overrides; raises InputError if a required one is missing.
+
+    The first may be misspelled. Later words are mostly values without their "=".
+    """
+    given, words = parsed.config, parsed.overrides
+    for word in words if given is None else ():
+        if "=" not in word and (word is words[0] or word.endswith(".yaml") or find_preset(word)):
+            words.remove(given := word)
+            break
     if given is None and required:
         parser.error("the following arguments are required: CONFIG")
     return None if given is None else find_config(given)

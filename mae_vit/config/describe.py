@@ -117,7 +117,7 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
         known = sorted({key.path for key in keys if "." not in key.path})
         top = inner.partition(".")[0]
         listed = f"mae-vit config {top} lists its keys" if top in known else f"known: {', '.join(known)}"
-        hint = device_hint(inner) or (f'did you mean "{near[0]}"?' if near else listed)
+        hint = device_hint(inner.rpartition(".")[2]) or (f'did you mean "{near[0]}"?' if near else listed)
         words = asked.replace("_", " ")  # of a meaning: learning_rate
         named = [key for key in keys if asked in key.path.rpartition(".")[2].split("_")]
         said = [key for key in keys if re.search(rf"\b{re.escape(words)}", key.meaning) and not near]

@@ -145,7 +145,7 @@ def meant(schema: type[BaseModel], raw: Any, key: str) -> list[str]:
         ratio = difflib.SequenceMatcher(None, leaf, name).ratio()
         if f"_{leaf}_" in f"_{name}_":  # batch_size in effective_batch_size
             ratio = max(ratio, _CONTAINED)
-        near = beside == section != ""
+        near = beside == section and bool(section or name.startswith(leaf[:3]))
         # A key of the same section gets a bonus, but less than an exact match elsewhere.
         return ratio + 0.15 * near if ratio >= (_CLOSE_BESIDE if near else _CLOSE_ELSEWHERE) else 0.0
 

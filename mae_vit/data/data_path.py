@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
+from mae_vit.config.load import read_run_config
+from mae_vit.config.plugins import named_plugins, not_imported
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import user_cache
@@ -66,6 +68,8 @@ def check_recorded(path: str, run: Path, remedy: str) -> None:
     # Runs and images may have the same name.
     near = next((each for each in around if each.exists() and not each.samefile(run)), None)
     seen = "" if os.path.isabs(path) else f" from {Path.cwd()}"
+    plugins = not_imported(named_plugins(read_run_config(run), ()))
+    seen += "".join(f", and may be of its plug-in {name}, which was not given" for name in plugins)
     raise InputError(
         f"{run} recorded data.path={path}, which does not exist{seen}; {remedy.replace('DIR', str(near or 'DIR'))}"
     )

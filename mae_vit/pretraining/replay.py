@@ -14,7 +14,6 @@ from PIL import Image
 
 from mae_vit.config.load import load_config, read_run_config
 from mae_vit.config.plan import make_plan
-from mae_vit.config.plugins import not_imported
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture, draw_rows, in_colors
@@ -65,8 +64,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     if "finetune" in read_run_config(run):
         raise InputError(f"{run} is a fine-tuning run; give a pretraining run")
     config = load_config(PretrainConfig, run / "config.yaml", imports_plugins=False)
-    plugin = "".join(f"give --plugin {name}, or " for name in not_imported(config.run.plugins))
-    check_recorded(config.data.path, run, f"{plugin}run replay in the folder where it was trained")
+    check_recorded(config.data.path, run, "run replay in the folder where it was trained")
     environment = run / "environment.json"
     ranks = Ranks(rank, json.loads(environment.read_text())["world_size"] if environment.exists() else 1)
     if not 0 <= rank < ranks.world_size:

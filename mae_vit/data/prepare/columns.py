@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,18 +56,22 @@ class Columns(NamedTuple):
     def split_of(self, row: Cells) -> str:
         """Returns what a row says of the split; "" for nothing."""
         told = row[self.split] if self.split else ""
-        if self.split in _HELD_OUT:
-            return "val" if _BITS.get(told.lower()) else "train"
-        return told
+        bit = _BITS.get(told.lower()) if self.split in _HELD_OUT else None
+        return told if bit is None else ("train", "val")[bit]
 
 
 def read_columns(
-    table: Path, options: SourceOptions, find: Find, *, labeled: bool, remedy: Callable[[Sequence[str]], str]
+    table: Path,
+    options: SourceOptions,
+    find: Find,
+    *,
+    labeled: bool,
+    remedy: Callable[[Sequence[Sequence[str]]], str],
 ) -> tuple[Columns, list[dict[str, str]]]:
     """Reads a table; returns its columns, and the cells of each row by column.
 
     `find` returns the image of a name without some leading folders, or None. If `labeled`, the table must have labels,
-    in any column. `remedy` of the cells tells what to do if no column names images.
+    in any column. `remedy` of the columns' first cells tells what to do if no column names images.
 
     Raises:
         InputError: if it is no such text, or if columns are unclear.
@@ -75,10 +79,12 @@ def read_columns(
     names, rows, headless = _with_header(table, find)
     if not rows:
         raise InputError(f"table {table} has no rows; write a line for each image, such as cats/1.jpg,cat")
-    split = _find_splits(table, names, rows, options)
+    options_of = {"--image-column": options.image_column, "--label-column": options.label_column}
+    asked = {option: _asked(table, names, text, option) for option, text in options_of.items() if text}
+    split = _find_splits(names, rows, (*asked.values(), *user_files.LABEL_NAMES))
     labels = [name for name in names if name in user_files.LABEL_NAMES]
-    if options.image_column:
-        images = [_asked(table, names, options.image_column, "--image-column")]
+    if image := asked.get("--image-column"):
+        images = [image]
     else:
         images = [name for name in names if name in PATHS]
         if len(images) != 1:
@@ -87,17 +93,17 @@ def read_columns(
             counts = {name: sum(one is not None for one in those) for name, those in found.items()}
             most = max(counts.values(), default=0)
             if not most:
-                cells = [row[name] for row in rows[:_LOOKED_AT] for name in among]
+                columns = [[row[name] for row in rows[:_LOOKED_AT]] for name in among]
                 raise InputError(
-                    f"table {table}: no column of {shown(names.values())} lists images{remedy(cells)}"
+                    f"table {table}: no column of {shown(names.values())} lists images{remedy(columns)}"
                 )
             first, *tied = [name for name, count in counts.items() if count == most]
             # Labels need no choice among columns of the same images: 1 and 1.jpg.
             images = [first, *(name for name in tied if not labeled or found[name] != found[first])]
     rest = [name for name in names if name not in (images[0], split)]
     bits: tuple[str, ...] = ()
-    if options.label_column:
-        labels = [_asked(table, names, options.label_column, "--label-column")]
+    if label := asked.get("--label-column"):
+        labels = [label]
     elif not labels:
         # Columns of 0 and 1 are a one-hot label.
         hot = tuple(name for name in rest if all(row[name].lower() in _BITS for row in rows))
@@ -122,17 +128,17 @@ def read_columns(
     return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
 
 
-def _find_splits(table: Path, names: Cells, rows: Sequence[Cells], options: SourceOptions) -> str | None:
+def _find_splits(names: Cells, rows: Sequence[Cells], others: Collection[str]) -> str | None:
     """Returns the column of splits: by its name, or the one that has names of several splits and nothing else."""
-    asked = {text.strip().lower() for text in (options.image_column, options.label_column) if text}
     for name in dict.fromkeys(("split", *_HELD_OUT, *names)):
         values = {row.get(name, "") for row in rows} - {""}
+        if not values or name in others:
+            continue
         splits = set(map(user_files.split_named, values))
-        if name == "split" and splits == {None}:
-            listed = shown(sorted(values))
-            raise InputError(f"table {table}: its column of splits has {listed}; write train, val or test")
-        by_value = name not in (*asked, *user_files.LABEL_NAMES) and len(splits) > 1 and None not in splits
-        if values and (name in ("split", *_HELD_OUT) or by_value):
+        # A number is a fold, of which nobody knows what to do with it.
+        named = name == "split" and not all(map(str.isdecimal, values))
+        held_out = name in _HELD_OUT and all(value.lower() in _BITS for value in values)
+        if named or held_out or (len(splits) > 1 and None not in splits):
             return name
     return None
 

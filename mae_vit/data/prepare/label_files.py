@@ -43,8 +43,8 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
     """
     names = Names(entry.path for entry in source.entries)
 
-    def remedy(cells: Sequence[str]) -> str:
-        several = [*filter(names.are_several, cells)]
+    def remedy(columns: Sequence[Sequence[str]]) -> str:
+        several = names.several_in(columns)
         return f": {several_fit(several, file.name)}" if several else f" of {source.name}, which has {names}"
 
     columns, rows = read_columns(file, options, names.find, labeled=True, remedy=remedy)

@@ -44,6 +44,12 @@ class Names:
             name = re.split(r"[/\\]", name, maxsplit=1)[-1]
         return None
 
+    def several_in(self, columns: Iterable[Sequence[str]]) -> list[str]:
+        """Returns the different cells of the first column whose every cell matches several images; else none."""
+        return next(
+            (list(dict.fromkeys(cells)) for cells in columns if all(map(self.are_several, cells))), []
+        )
+
     def are_several(self, name: str) -> bool:
         """Whether several images match."""
         return len(self._matching(name)) > 1

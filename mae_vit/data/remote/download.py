@@ -43,8 +43,8 @@ class _Interrupted(Exception):
 def download(url: str, stream: BinaryIO, *, size: int | None = None, patience_s: float = PATIENCE_S) -> str:
     """Downloads a file into a stream; each try starts at the beginning. Returns the SHA-256 of the bytes.
 
-    A file of unknown size may have 1 GiB. `patience_s` is the total time of the waits and, in each try, of up to
-    `STALL_S`: a long download that breaks off at its end does not use it up.
+    A file of unknown size may have 1 GiB. `patience_s` is the total time of the waits and tries. Of a try that began to
+    receive, up to `STALL_S` count: a long download that breaks off at its end does not use it up.
 
     Raises:
         FetchRefused: if the source does not have the file, or a larger one.
@@ -58,7 +58,8 @@ def download(url: str, stream: BinaryIO, *, size: int | None = None, patience_s:
             return _download_once(url, stream, size)
         except _Interrupted as error:
             failure = f"{redact_url(url)} cannot be fetched: {error}"
-        waited_s += min(STALL_S, time.monotonic() - begun)
+        spent_s = time.monotonic() - begun
+        waited_s += min(STALL_S, spent_s) if stream.tell() else spent_s
         if waited_s >= patience_s:
             raise FetchUnavailable(f"{failure} (tried again for {waited_s:.0f} s)")
         if not warned and waited_s + wait_s >= _WARNED_AFTER_S:

@@ -85,7 +85,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     name, overrides = _recipe(model, mode, sum(dataset.splits[data["split"]].class_counts))
     if mode != MODES["linear_probe"]:
         # The data determine how images may be cropped and flipped; the recipe, how small a crop may be.
-        of_crop = ("crop", "pad_px") if _given(given, "data.augment.crop") is None else ()
+        asked = any(text.startswith("data.augment.crop=") for text in given)
+        of_crop = () if asked else ("crop", "pad_px")
         views = {key: augment.get(key) for key in (*of_crop, "flip")}
         taken |= {f"data.augment.{key}": value for key, value in views.items() if value is not None}
     taken["model.img_size"] = model["img_size"]

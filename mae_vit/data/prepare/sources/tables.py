@@ -20,6 +20,7 @@ from mae_vit.data.prepare.entries import (
     ImageSource,
     SourceOptions,
     classes_of_cells,
+    composed,
     ordered_classes,
     unique_key,
     without_label_note,
@@ -110,8 +111,8 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     options = options or SourceOptions(Path())
     name, files = table.name, _Files(table)
 
-    def remedy(cells: Sequence[str]) -> str:
-        if several := [*filter(files.names[0].are_several, cells)]:
+    def remedy(columns: Sequence[Sequence[str]]) -> str:
+        if several := files.names[0].several_in(columns):
             return f": {several_fit(several, name)}"
         return f" next to it or below; {'add a column of their paths' if str(files.names[0]) else _ABOVE}"
 
@@ -172,7 +173,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         if twice:
             continue
         where = _beside(path, file, table)
-        if where != path.replace("\\", "/").removeprefix("./"):
+        if composed(where) != composed(path.replace("\\", "/").removeprefix("./")):
             by_end.append(f"{plain_text(path)} is {plain_text(where)}")
         stem = image_stem(where).replace(".", "_").strip("/") or where
         key = unique_key(stem, keys.setdefault(split, {}))

@@ -118,8 +118,18 @@ def test_a_column_of_splits_is_known_by_its_values_too(labeled, column, values):
 
 
 def test_columns_that_are_not_read_are_told(labeled):
-    table = "image,label,age\n" + "".join(f"{path},{label},7\n" for path, label in ROWS)
-    assert "columns of labels.csv that are not read: age" in labeled(table).text
+    table = "image,label,split,is_valid,age\n"
+    table += "".join(f"{path},{label},{n},yes,7\n" for n, (path, label) in enumerate(ROWS))
+    result = labeled(table)
+    assert "columns of labels.csv that are not read: split, is_valid, age" in result.text
+    assert labels_of(result) == EXPECTED
+
+
+def test_a_column_asked_for_as_labels_is_not_of_splits(labeled):
+    table = "image,kind\n" + "".join(
+        f"{p},{kind}\n" for (p, _), kind in zip(ROWS, ("train", "test") * 2, strict=True)
+    )
+    assert {*labels_of(labeled(table, "--label-column", "2")).values()} == {"train", "test"}
 
 
 def test_names_match_however_umlauts_are_encoded(labeled, tmp_path):
@@ -163,12 +173,11 @@ def test_labels_of_held_out_images_alone(labeled):
         "path,label\n",
         "x.jpg,cat",
         'image,label\na/0.jpg,cat\na/1.jpg,"dog\na/2.jpg,cat"\n',
-        "image,label,split\na/0.jpg,cat,0\na/1.jpg,dog,1\n",
         "id,label\n0,cat\n1,dog\n",
     ],
     ids=[
         *("joined", "again", "several ones", "numbers", "no image", "two columns", "no labels", "empty"),
-        *("names alone", "one line without an image", "a quote", "numbers of splits", "several images"),
+        *("names alone", "one line without an image", "a quote", "several images"),
     ],
 )
 def test_what_is_no_class_of_an_image_is_one_line(labeled, said, table):
