@@ -142,11 +142,14 @@ def test_data_of_ones_own_are_pretrained_on_resumed_and_fine_tuned_on(tmp_path):
     finetune += ["data.labels_per_class=20", "data.augment.crop=none", "model.img_size=8"]
     said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
     assert summary_of(tmp_path / "finetuned")["test_size"] == 200, said
-    weights, out = str(tmp_path / "whole"), ["--out", str(tmp_path / "features")]
-    assert "no recipe" in command("finetune/run.py", "--ckpt", weights, *plugin[:2], expect=2)
-    said = command("-m", "mae_vit.cli", "replay", weights, "--step", "2", *out, expect=2)
+    weights = str(tmp_path / "whole")
+    command(
+        "finetune/run.py", "--ckpt", weights, *plugin[:2], f"run.dir={tmp_path / 'foreseen'}", "--dry-run"
+    )
+    said = command("-m", "mae_vit.cli", "replay", weights, "--step", "2", expect=2)
     assert "its plug-in" in said
-    command("-m", "mae_vit.cli", "embed", weights, "shapes", "--plugin", f"{EXAMPLES}/shapes.py", *out)
+    features = ["--plugin", f"{EXAMPLES}/shapes.py", "--out", str(tmp_path / "features")]
+    command("-m", "mae_vit.cli", "embed", weights, "shapes", *features)
 
 
 def test_dropout_of_ones_own_draws_the_same_after_a_stop(digits, tmp_path):
