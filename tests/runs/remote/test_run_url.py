@@ -266,6 +266,8 @@ def test_bad_urls_are_one_line(options, url, code, message, tmp_path, monkeypatc
     # Nobody listens there.
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
     monkeypatch.chdir(ROOT)
     assert pretrain([*options, f"run.dir={url}"]) == code
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
