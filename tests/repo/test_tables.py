@@ -114,6 +114,7 @@ def test_a_report_follows_from_the_published_predictions(comparison, reference, 
         (MIXING, "ViT-Tiny from contrast, 146 epochs, mixed", LONG_CONTRAST, LONGER, "1.9 points (0.7 to 3.0)"),
         (PHOTOS, "ViT from contrast", "compare_photos", "ViT from MAE", "1.2 points (-2.0 to 4.4)"),
         (PHOTOS, "ViT from contrast, mixed", "compare_photos", "ViT from MAE", "3.4 points (0.3 to 6.6)"),
+        (PHOTOS, "SmallResNet, 350 epochs, mixed", "compare_photos", "ViT from MAE", "5.1 points (2.3 to 7.9)"),
     ],
 )  # fmt: skip
 def test_differences_between_comparisons_follow_from_their_predictions(comparison, entry, other, row, said):
