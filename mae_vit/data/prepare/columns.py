@@ -135,7 +135,7 @@ def _find_splits(names: Cells, rows: Sequence[Cells], others: Collection[str]) -
         if not values or name in others:
             continue
         splits = set(map(user_files.split_named, values))
-        # A number is a fold, of which nobody knows what to do with it.
+        # Numbers are folds: which of them are held out is not known.
         named = name == "split" and not all(map(str.isdecimal, values))
         held_out = name in _HELD_OUT and all(value.lower() in _BITS for value in values)
         if named or held_out or (len(splits) > 1 and None not in splits):
