@@ -182,12 +182,11 @@ class Images:
         of = "" if self.train == info.samples else f" ({info.samples} were looked at)"
         if self.sampled > info.samples:
             of = f" ({self.sampled - info.samples} of {self.sampled} that were looked at cannot be read)"
-        held_out = f"{self.held_out:,}" if self.held_out else "none"
         bands = self.dataset.bands
-        kind = "" if bands.photographs else f" of {count_of(len(bands.names), 'band')} of {bands.dtype}"
+        kind = f" of {count_of(len(bands.names), 'band')} of {bands.dtype}" * (not bands.photographs)
         return (
             f"{count_of(self.train, 'image')}{kind}, sides of {f'{low} to {high}' if low < high else low} px{of}; "
-            f"{labels if self.labeled else 'no labels'}; {held_out} held-out"
+            f"{labels if self.labeled else 'no labels'}; {f'{self.held_out:,}' if self.held_out else 'none'} held-out"
         )
 
 
@@ -195,8 +194,7 @@ class Images:
 def look_at(path: str) -> Iterator[Images]:
     """Describes prepared data, or a folder, archive or table of images; their sample exists until the end.
 
-    Raises:
-        InputError: if there are no images to train on.
+    Raises InputError if there are no images to train on.
     """
     with TemporaryDirectory(prefix="mae-vit-recommend-") as scratch:
         if is_url(path) or not is_unprepared(Path(path)):
@@ -346,11 +344,7 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
 
 
 def recommend(path: str) -> list[str]:
-    """Returns the lines to print, about a screen.
-
-    Raises:
-        InputError: if the path holds no images to train on.
-    """
+    """Returns the lines to print, about a screen; raises InputError if the path holds no images to train on."""
     with look_at(path) as images:
         gpu = torch.cuda.is_available()
         preset = choose_preset(images, cores=ALONE.cores, gpu=gpu)

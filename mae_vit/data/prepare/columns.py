@@ -79,11 +79,16 @@ def read_columns(
     names, rows, headless = _with_header(table, find)
     if not rows:
         raise InputError(f"table {table} has no rows; write a line for each image, such as cats/1.jpg,cat")
-    options_of = {"--image-column": options.image_column, "--label-column": options.label_column}
-    asked = {option: _asked(table, names, text, option) for option, text in options_of.items() if text}
-    split = _find_splits(names, rows, (*asked.values(), *user_files.LABEL_NAMES))
+    image, label = (
+        text and _asked(table, names, text, option)
+        for option, text in (
+            ("--image-column", options.image_column),
+            ("--label-column", options.label_column),
+        )
+    )
+    split = _find_splits(names, rows, (image, label, *user_files.LABEL_NAMES))
     labels = [name for name in names if name in user_files.LABEL_NAMES]
-    if image := asked.get("--image-column"):
+    if image:
         images = [image]
     else:
         images = [name for name in names if name in PATHS]
@@ -102,7 +107,7 @@ def read_columns(
             images = [first, *(name for name in tied if not labeled or found[name] != found[first])]
     rest = [name for name in names if name not in (images[0], split)]
     bits: tuple[str, ...] = ()
-    if label := asked.get("--label-column"):
+    if label:
         labels = [label]
     elif not labels:
         # Columns of 0 and 1 are a one-hot label.
@@ -128,7 +133,7 @@ def read_columns(
     return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
 
 
-def _find_splits(names: Cells, rows: Sequence[Cells], others: Collection[str]) -> str | None:
+def _find_splits(names: Cells, rows: Sequence[Cells], others: Collection[str | None]) -> str | None:
     """Returns the column of splits: by its name, or the one that has names of several splits and nothing else."""
     for name in dict.fromkeys(("split", *_HELD_OUT, *names)):
         values = {row.get(name, "") for row in rows} - {""}
