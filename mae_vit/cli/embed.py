@@ -26,7 +26,7 @@ killed, run it again and it resumes."""
 _EXAMPLES = """  mae-vit embed runs/mae_base photos/ --out features/photos
   mae-vit embed encoder.safetensors data/cifar10 --split test --out features/test
   mae-vit embed timm:vit_base_patch16_224.mae images.zip --out features/images --device cuda
-  mae-vit embed frozen:timm:vit_small_patch14_dinov2 photos/ --out dinov2 --img-size 224
+  mae-vit embed timm:vit_small_patch14_dinov2 photos/ --out dinov2 --img-size 224
 """
 _EPILOG = """The largest centered box of each image is resized, and normalized as in the encoder's training.
 Unreadable images are left out and listed in broken.csv.
@@ -53,9 +53,8 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "weights",
         type=as_path_text,
         metavar="WEIGHTS",
-        help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
-        "hf:USER/NAME[@REVISION]; or any timm backbone: frozen:timm:NAME, frozen:timm:NAME@FILE.safetensors, or "
-        "frozen:FILE next to timm's config.json",
+        help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, "
+        "timm:NAME@FILE, or hf:USER/NAME[@REVISION]",
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
@@ -136,11 +135,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
         print(f"stopped; {done} are saved, the same command resumes", file=sys.stderr)
         return EXIT_REQUEUE
-    from mae_vit.weights.names import origin_of  # slow to import
-
     _report(outcome, arguments.out)
-    if origin := origin_of(arguments.weights):
-        print(f"{arguments.weights} was {origin}")
     return 0
 
 

@@ -16,9 +16,7 @@ from mae_vit.config.typed_yaml import PathText, write_value
 from mae_vit.core.messages import nearest
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.weights.names import FROZEN_PREFIX, is_frozen
 
 # Labels per class; "all" takes every label.
 Labels = int | Literal["all"]
@@ -28,7 +26,7 @@ Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # Modes that train a whole network -> the validation metric that chooses their settings.
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
-# A third-party encoder brings these itself: the comparison's shared values are for ours.
+# A network of timm's brings these itself: the comparison's shared values are for ours.
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 # `start` of rows that are left out unless the comparison's key of that name is given.
 PUBLISHED = "published"
@@ -182,9 +180,6 @@ class CompareConfig(Section):
         if not isinstance(entries, list):
             return raw
         encoder = raw.get(PUBLISHED)
-        if isinstance(encoder, str) and encoder.startswith(TIMM_PREFIX):
-            # Rows of other encoders are only scored.
-            encoder = FROZEN_PREFIX + encoder
         rows = [row for row in entries if isinstance(row, dict) and row.get("start") == PUBLISHED]
         if encoder is not None and not rows:
             raise ValueError(f'{PUBLISHED} has no effect without an entry of "start: {PUBLISHED}"')
@@ -293,8 +288,11 @@ def slug(name: str) -> str:
 def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
     """Joins a row's overrides: the comparison's and the entry's, which win."""
     shared = config.set
-    if is_frozen(entry.start):
-        shared = {key: value for key, value in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
+    if entry.start is not None and entry.start not in config.pretrain:
+        from mae_vit.weights.timm_network import is_of_timm  # slow to import
+
+        if is_of_timm(entry.start):
+            shared = {key: each for key, each in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
     return {**joined(shared, entry.set), "data.path": config.data.path}
 
 

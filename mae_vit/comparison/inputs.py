@@ -18,8 +18,9 @@ from mae_vit.data.shards.dataset_json import Dataset, file_digest, read_dataset
 from mae_vit.data.shards.index_files import fingerprint_of
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.pretrained import read_values
+from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.training.identity import FREE_KEYS, flatten
-from mae_vit.weights.names import is_frozen, split_frozen, split_network
+from mae_vit.weights.names import split_network, split_timm
 
 # What the numbers in shards mean is not in the shards.
 _BANDS, _MASKS = "the meaning of bands", "the meaning of masks"
@@ -106,7 +107,7 @@ def _without_free_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def digest_of_weights(name: str) -> str | None:
     """Returns `NETWORK@DIGEST` of a weights file; None for weights without a file (`timm:NAME`)."""
-    network, path = split_frozen(name) if is_frozen(name) else split_network(name)[::-1]
+    network, path = split_timm(name) if name.startswith(TIMM_PREFIX) else split_network(name)[::-1]
     path = path or Path(name)
     for file in [path / name for name in _WEIGHTS_FILES] if path.is_dir() else [path]:
         if file.is_file():

@@ -32,7 +32,6 @@ from mae_vit.data.data_path import resolve_data_path
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.pretrained import WITH_START, read_values
 from mae_vit.training.identity import flatten
-from mae_vit.weights.names import is_frozen
 
 
 def data_folder(path: str, settings: Mapping[str, Any]) -> Path:
@@ -52,7 +51,7 @@ def settings_with_start(
     The comparison's own keys, `overridden`, are left out. The result is empty if the config is gone: a report does
     not need it.
     """
-    if entry.start is None or is_frozen(entry.start) or MODES[mode].trains == "nothing":
+    if entry.start is None or MODES[mode].trains == "nothing":
         return {}
     sections = read_values(path).get(WITH_START)
     if not isinstance(sections, dict):

@@ -216,8 +216,8 @@ def parse_arguments(
             "--ckpt",
             type=as_path_text,
             metavar="WEIGHTS",
-            help='pretrained weights: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
-            '"hf:USER/NAME[@REVISION]"; to score a third-party encoder, "frozen:timm:NAME[@FILE.safetensors]"; '
+            help='pretrained weights: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME", '
+            '"timm:NAME@FILE" or "hf:USER/NAME[@REVISION]"; '
             "without this option the network trains from scratch",
         )
         # Comparisons give it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,15 +44,11 @@ from mae_vit.training.startup import (
     settle_precision,
 )
 from mae_vit.training.trainer import RunSetup
-from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.read import Weights
-
-if TYPE_CHECKING:
-    from mae_vit.finetuning.config.pretrained import Pretrained
 
 
 def run_job(
-    arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, notes: list[str]
+    arguments: Arguments, config: FinetuneConfig, pretrained: Weights | None, notes: list[str]
 ) -> Path:
     """Runs a job whose config is checked, after printing `notes` about it; returns the run folder."""
     config, ranks = as_array_task(config), find_ranks()
@@ -70,9 +65,7 @@ def run_job(
     return folder.path
 
 
-def set_up(
-    arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, ranks: Ranks
-) -> Setup:
+def set_up(arguments: Arguments, config: FinetuneConfig, pretrained: Weights | None, ranks: Ranks) -> Setup:
     """Opens the data and resolves everything; returns `Training` for a mode that trains a network.
 
     Raises:
@@ -84,16 +77,16 @@ def set_up(
             "train; leave them out"
         )
     say, device = ranks.rank == 0, choose_device(config, ranks)
-    config = fit_to_data(config, pretrained if isinstance(pretrained, Weights) else None, say=say)
-    foreign = pretrained if isinstance(pretrained, ForeignWeights) else None
+    config = fit_to_data(config, pretrained, say=say)
+    measured = pretrained.network if pretrained and not config.mode.augment else None
     data = open_data(
         config,
         ranks,
         device,
-        interpolation=foreign.images.interpolation if foreign else "bicubic",
+        interpolation=measured.images.interpolation if measured else "bicubic",
         dry_run=arguments.dry_run,
     )
-    info = describe_encoder(config, data)
+    info = describe_encoder(config, data, pretrained)
     if config.finetune.mode == "few_shot":
         config = _fit_shots(config, data, say=say)
     plan = None
@@ -178,7 +171,7 @@ def _train(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
 
 def _say_loaded(setup: Training, model: Task, loaded: LoadReport | None) -> None:
     """Prints how the weights fit the network, and the learning rates of its layers."""
-    if loaded is not None and isinstance(setup.pretrained, Weights):
+    if loaded is not None and setup.pretrained is not None:
         print(loaded.describe(setup.pretrained.source))
     if (decay := setup.config.optim.layer_decay) is not None and setup.config.mode.trains == "all":
         lowest, peak = min(layer_scales(model, decay).values()) * setup.plan.lr, setup.plan.lr

@@ -14,7 +14,6 @@ from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_augment, describe_training, plan_lines, times
 from mae_vit.training.startup import describe_start
-from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 
 
 def describe_plan(
@@ -83,7 +82,7 @@ def describe_recipe(setup: Training) -> str:
 
 
 def segmentation_notes(config: FinetuneConfig) -> list[str]:
-    """Returns notes on third-party weights, and on options without effect on masks."""
+    """Returns a note on options without effect on masks."""
     if config.mode.labels != "mask":
         return []
     unused: list[tuple[str, str, Any]] = [("finetune", "pool", "mean"), ("finetune", "head_init", "zero")]
@@ -98,7 +97,4 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
         for section, key, neutral in unused
         if (value := getattr(getattr(config, section), key, neutral)) != neutral
     ]
-    foreign = is_frozen(config.finetune.start)
-    whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it is not trained" if foreign else ""
-    ignored = f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}" if named else ""
-    return [*filter(None, (whose, ignored))]
+    return [f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}"] if named else []

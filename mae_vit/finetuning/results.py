@@ -36,7 +36,6 @@ from mae_vit.models.encoder_file import EncoderInfo, to_metadata
 from mae_vit.runtime.ranks import ALONE, run_on_rank_zero, share_weights, sum_over_ranks
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.weights.names import origin_of
 
 # Prefixes of the network within the trained model.
 _HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
@@ -118,7 +117,7 @@ class Results:
             model, data.fixed(data.plain, known, ranks, size, replace=True), data.index, known
         )
         summary = {
-            **run_facts(self.setup.config, data),
+            **run_facts(self.setup),
             "best_step": best.step,
             f"train_{metric}": getattr(train, metric),
             f"val_{metric}": best.score if len(data.held_out) else None,
@@ -252,8 +251,7 @@ class MaskResults(Results):
 
     def metadata(self, step: int) -> dict[str, Any]:
         """Returns pixel classes and labels; step and origin of the encoder where known."""
-        origin = origin_of(self.setup.config.finetune.start)
-        known = {"step": None if self.setup.info is None else step, "origin": origin}
+        known = {"step": None if self.setup.info is None else step, "origin": self.setup.origin}
         return {
             "segments": self.setup.data.classes,
             "labels": self.setup.labels_seen.model_dump(),
@@ -334,13 +332,14 @@ def describe_interval(summary: dict[str, Any]) -> str:
     return f"  95 %      {low:.1%} to {high:.1%}, with other images"
 
 
-def run_facts(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
+def run_facts(setup: Setup) -> dict[str, Any]:
     """Returns mode, model, pretrained weights, seed and images, for the summary."""
+    config, data = setup.config, setup.data
     return {
         "mode": config.finetune.mode,
         "model": config.model.name,
         "start": config.finetune.start,
-        "start_origin": origin_of(config.finetune.start),
+        "start_origin": setup.origin,
         "seed": config.run.seed,
         "train_size": len(data.train),
         "val_size": len(data.held_out),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mae_vit.config.plan import Plan
-from mae_vit.core.bands import RGB8
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
@@ -23,13 +22,9 @@ from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
 from mae_vit.training.engines.cost import Estimate, MetaStep
 from mae_vit.training.identity import Identity
-from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.read import Weights
 from mae_vit.weights.seen_labels import Overlap, SeenLabels
-
-if TYPE_CHECKING:
-    from mae_vit.finetuning.config.pretrained import Pretrained
 
 # Largest batch of frozen encoders, unless the config sets one.
 _MOST_ENCODED = 256
@@ -47,7 +42,7 @@ class Setup(startup.Setup):
 
     config: FinetuneConfig
     data: FinetuneData
-    pretrained: Pretrained | None
+    pretrained: Weights | None
     info: EncoderInfo | None
     plan: Plan | None
 
@@ -57,22 +52,25 @@ class Setup(startup.Setup):
         return self.plan.notes if self.plan else ()
 
     @property
+    def origin(self) -> str | None:
+        """Who trained the pretrained weights, if timm has them."""
+        return self.pretrained.origin if self.pretrained else None
+
+    @property
     def source(self) -> str:
         """Name of the initial weights."""
         return self.config.finetune.start or ("scratch" if self.config.mode.augment else "random weights")
 
     def build(self) -> Trainable:
-        """Builds network and loss, with fresh weights from the run's seed; a third-party encoder keeps its own."""
+        """Builds network and loss, with fresh weights from the run's seed."""
         if self.config.mode.labels == "mask":
-            foreign = self.pretrained if isinstance(self.pretrained, ForeignWeights) else None
-            return build_segmenter(self.config, self.data, self.info, foreign)
+            return build_segmenter(self.config, self.data, self.info)
         return build_classifier(self.config, self.data, self.info)
 
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than in the training of the weights."""
         if self.pretrained is not None:
-            bands = RGB8 if isinstance(self.pretrained, ForeignWeights) else self.data.bands
-            warn_normalization_differs(self.pretrained, self.data.mean, self.data.std, bands)
+            warn_normalization_differs(self.pretrained, self.data.mean, self.data.std, self.data.bands)
 
     @property
     def batch_size(self) -> int:
@@ -124,7 +122,7 @@ class Setup(startup.Setup):
     @property
     def _labels_before(self) -> SeenLabels | None:
         """The labels that the pretrained weights have seen."""
-        return self.pretrained.labels if isinstance(self.pretrained, Weights) else None
+        return self.pretrained.labels if self.pretrained else None
 
     @property
     def labels_seen(self) -> SeenLabels:

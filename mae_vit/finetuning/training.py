@@ -19,7 +19,6 @@ from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import TrainingSetup
-from mae_vit.weights.read import Weights
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,12 @@ class Training(Setup, TrainingSetup):
         return {**super().derived, "finetune.evaluate_every_steps": self.plan.evaluate_every_steps}
 
     def load(self, model: Trainable) -> LoadReport | None:
-        """Loads our pretrained weights into a fresh network; None if there are none.
+        """Loads the pretrained weights into a fresh network; None if there are none.
 
         Raises:
             InputError: if they do not fit; names the difference.
         """
-        if not isinstance(self.pretrained, Weights):
-            return None
-        return model.load(self.pretrained)
+        return model.load(self.pretrained) if self.pretrained else None
 
     def time_steps(self, precision: Precision) -> StepTime | None:
         """Times some steps; None if the network is too large to try."""

@@ -24,10 +24,10 @@ from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
 from mae_vit.models.sizes import SIZES, Pool
 from mae_vit.training.checkpoints.checkpoint import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
-from mae_vit.weights.foreign import open_foreign, read_foreign
 from mae_vit.weights.load import check_complete, check_kind, load_weights
-from mae_vit.weights.names import GIVEN, HEADS_BESIDE, SIZE_BESIDE, another_kind, is_frozen
+from mae_vit.weights.names import GIVEN, HEADS_BESIDE, SIZE_BESIDE, another_kind
 from mae_vit.weights.read import Weights, read_weights
+from mae_vit.weights.timm_network import TimmEncoder
 
 
 class ViTFeatures(FeatureEncoder):
@@ -109,32 +109,32 @@ def load_encoder(
 
     Args:
         source: a run folder, an `encoder.safetensors`, a third-party file (official MAE, DINO, MoCo v3, Lightning,
-            transformers, mmpretrain, torchvision; "FILE@teacher" takes one of several networks), "timm:NAME", or
-            "hf:USER/NAME[@REVISION]" on the Hub; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors",
-            "frozen:FILE" or "frozen:FOLDER" for any backbone of timm (`mae_vit.weights.foreign`).
+            transformers, mmpretrain, torchvision; "FILE@teacher" takes one of several networks), "timm:NAME",
+            "timm:NAME@FILE", a folder with timm's config.json, or "hf:USER/NAME[@REVISION]" on the Hub.
         img_size: side in pixels, or (H, W), divisible by the patch size; positions are interpolated.
             None for the training size.
-        pool: "cls" or "mean". None takes "mean", or a classifier's own; for third-party weights "cls". Third-party
-            backbones always use their own.
+        pool: "cls" or "mean". None takes "mean", or a classifier's own; for third-party weights "cls". Networks
+            that ours cannot be, such as DINOv2 and ConvNeXt, always use their own.
 
     Returns:
-        A `PretrainedEncoder`, whose `weights.source` names the commit; for "frozen:..." a backbone of timm.
+        A `PretrainedEncoder`, whose `weights.source` names the commit; else a `TimmEncoder`.
 
     Raises:
         InputError: if there are no weights, or they belong to no supported encoder.
         FetchUnavailable: if the Hub cannot be reached.
     """
     source = name_given(source, GIVEN)
-    if not is_frozen(source):
-        encoder = encoder_from_weights(read_weights(expand_text(source)), img_size=img_size, pool=pool)
+    weights = read_weights(expand_text(source))
+    if weights.network is None:
+        encoder = encoder_from_weights(weights, img_size=img_size, pool=pool)
         for note in encoder.notes(source):
             print(note, file=sys.stderr)
         return encoder
     if pool is not None:
         raise InputError(f'pool="{pool}" has no effect on {source}, which pools as timm says; leave it out')
-    foreign = read_foreign(source)
-    size = foreign.images.img_size if img_size is None else _height_width(img_size)
-    return open_foreign(foreign, replace(foreign.images, img_size=size))
+    images = weights.network.images
+    size = images.img_size if img_size is None else _height_width(img_size)
+    return TimmEncoder(weights, replace(images, img_size=size))
 
 
 def encoder_from_weights(
@@ -186,6 +186,10 @@ def info_from_weights(weights: Weights) -> EncoderInfo:
 
     Raises InputError if they belong to no supported network, or if the number of heads is unknown.
     """
+    if weights.network is not None:
+        raise InputError(
+            f"{weights.source} is {weights.network.name}, which only `mae-vit finetune` and `mae-vit embed` take"
+        )
     geometry = weights.geometry or _geometry_of_shapes(weights)
     info = EncoderInfo(
         geometry,

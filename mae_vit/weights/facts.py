@@ -2,58 +2,81 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
+from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
+from mae_vit.core.files import read_json
+from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.names import another_kind
+
+if TYPE_CHECKING:
+    from mae_vit.weights.timm_network import TimmNetwork
 
 # Configs of timm and transformers beside weights; transformers has its normalization in the second.
 CONFIGS = ("config.json", "preprocessor_config.json")
 # eps of our LayerNorm. A smaller one, such as transformers' 1e-12, changes trained features only by rounding.
 _LARGEST_EPS = 1e-6
+# Parts of other encoders (layer scale, registers, a norm before the blocks, rotary positions), without which the
+# remaining weights compute another function.
+_OWN = re.compile(r"blocks\.\d+\.(norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)")
+_FOREIGN = re.compile(
+    r"(blocks|norm_pre|attn_pool)\.|reg_token|register|storage_tokens|dist_token|rope|rel_pos"
+)
 # ViT-S of MoCo v3 (its vits.py; also in mmpretrain) and of SLIP. ViT-S of timm, DeiT, DINO and iBOT has 6 heads.
 _SMALL_OF_12_HEADS = re.compile(r"arch='(vit_small|mocov3-s(mall)?)'|model='\w+_VITS16'")
 
 
-def facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
+def facts_beside(path: Path, content: Mapping[Any, Any], network: TimmNetwork | None) -> dict[str, Any]:
     """Returns facts about third-party weights that shapes do not show; configs beside a file precede its content.
 
-    Raises InputError if the network computes another function than ours.
+    `network` is timm's, if a name or a config says it. Raises InputError if the weights, of transformers, compute
+    another function than ours.
     """
-    config, images = (_read_json(path.with_name(name)) for name in CONFIGS)
-    if "hidden_size" in config:  # of transformers
+    config = config_beside(path)
+    if network is None and "hidden_size" in config:  # of transformers
         activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
         if activation != "gelu":
             raise another_kind(str(path), f"its activation is {activation}, ours gelu")
         if eps > _LARGEST_EPS:
             ours = f"ours LayerNorm of eps {_LARGEST_EPS:g}"
             raise another_kind(str(path), f"its norm is LayerNorm of eps {eps:g}, {ours}")
+        images = config_beside(path, CONFIGS[1])
         facts = {"num_heads": config.get("num_attention_heads"), "img_size": config.get("image_size")}
         return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
-    config = config or {"architecture": content.get("arch")}
-    if not timm.is_model(str(config.get("architecture"))):
-        return {"num_heads": 12} if _SMALL_OF_12_HEADS.search(_said_inside(content)) else {}
-    with torch.device("meta"):
-        model = timm.create_model(config["architecture"], num_classes=0)
-    stated, given = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
-    facts = {"mean": stated.get("mean"), "std": stated.get("std"), "img_size": given.get("img_size")}
-    if isinstance(model, VisionTransformer):
-        check_function(model, str(path))
-        if changed := sorted({"act_layer", "norm_layer"} & given.keys()):
-            raise another_kind(str(path), f"its {changed[0]} is {given[changed[0]]}")
-        facts["num_heads"] = given.get("num_heads", model.blocks[0].attn.num_heads)
+    if network is None:
+        return _facts_inside(path, content)
+    facts = {
+        "mean": network.config.mean,
+        "std": network.config.std,
+        "img_size": network.arguments.get("img_size"),
+    }
+    facts["num_heads"] = network.model.blocks[0].attn.num_heads
     if "global_pool" in config:
         facts["pool"] = "mean" if config["global_pool"] == "avg" else "cls"
     return facts
+
+
+def _facts_inside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns the number of heads of a network that a checkpoint names."""
+    if timm.is_model(name := str(content.get("arch"))):
+        with torch.device("meta"):
+            model = timm.create_model(name, num_classes=0)
+        if not isinstance(model, VisionTransformer):
+            return {}
+        if not is_ours(model):
+            raise another_kind(str(path), f"it says that it is {name}")
+        return {"num_heads": model.blocks[0].attn.num_heads}
+    return {"num_heads": 12} if _SMALL_OF_12_HEADS.search(_said_inside(content)) else {}
 
 
 def _said_inside(content: Mapping[Any, Any]) -> str:
@@ -69,22 +92,36 @@ def options_in(content: Mapping[Any, Any]) -> Mapping[str, Any]:
     return args if isinstance(args, Mapping) else getattr(args, "__dict__", {})
 
 
-def check_function(model: VisionTransformer, source: str) -> None:
-    """Raises InputError if a network with our names and shapes has other blocks, patches, activation or norm."""
+def is_ours(model: nn.Module) -> bool:
+    """Returns whether our Vision Transformer computes the same function as a network of timm's."""
+    if not isinstance(model, VisionTransformer) or difference_of(model.state_dict()):
+        return False
     own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
     other = model.blocks[0]
-    facts = [("blocks are", type(other).__name__, type(own).__name__)]
-    facts += [("patches are from", type(model.patch_embed).__name__, "PatchEmbed")]
-    if type(other) is type(own):
-        theirs, ours = (f"{type(one.norm1).__name__} of eps {one.norm1.eps:g}" for one in (other, own))
-        facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", theirs, ours)]
-    for what, found, ours in facts:
-        if found != ours:
-            raise another_kind(source, f"its {what} {found}, ours {ours}")
+    if type(other) is not type(own) or type(model.patch_embed) is not PatchEmbed:
+        return False
+    facts = [(repr(block.mlp.act), type(block.norm1), block.norm1.eps) for block in (own, other)]
+    return facts[0] == facts[1]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def difference_of(names: Collection[str], class_tokens: int = 1) -> str:
+    """Words how tensors by timm's names belong to another Vision Transformer than ours; empty if they do not."""
+    own = {"reg_token"} if class_tokens > 1 else set()
+    foreign = [
+        name for name in names if _FOREIGN.match(name) and name not in own and not _OWN.fullmatch(name)
+    ]
+    if "dist_token" in foreign:
+        return "it was distilled, so its blocks expect a second token"
+    if foreign:
+        return f"ours has no {foreign[0]} ({count_of(len(foreign), 'such tensor')})"
+    if "patch_embed.proj.weight" in names and "cls_token" not in names:
+        return "it has no class token, ours has one"
+    return ""
+
+
+def config_beside(path: Path, name: str = CONFIGS[0]) -> dict[str, Any]:
+    """Reads a config beside a file; empty if it is missing or damaged."""
     with suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path.with_name(name))
         return content if isinstance(content, dict) else {}
     return {}

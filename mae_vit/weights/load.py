@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.base import DoesNotFit, Encoder, LoadReport, shorten
 from mae_vit.models.geometry import ViTGeometry
-from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.facts import difference_of
 from mae_vit.weights.names import another_kind
 from mae_vit.weights.read import ENCODER_PREFIX, Weights
 
@@ -23,12 +22,6 @@ from mae_vit.weights.read import ENCODER_PREFIX, Weights
 MIN_COVERAGE = 0.9
 # Largest number of missing tensors that a message names.
 _NAMED = 3
-# Parts of other encoders (layer scale, registers, a norm before the blocks, rotary positions), without which the
-# remaining weights compute another function.
-_OWN = re.compile(r"blocks\.\d+\.(norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)")
-_FOREIGN = re.compile(
-    r"(blocks|norm_pre|attn_pool)\.|reg_token|register|storage_tokens|dist_token|rope|rel_pos"
-)
 
 
 def load_weights(
@@ -41,7 +34,11 @@ def load_weights(
     """
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
-        raise another_kind(weights.source, f"it is {weights.geometry.family}, the model is {encoder.family}")
+        ours, theirs = encoder.family, weights.network.name if weights.network else weights.geometry.family
+        raise InputError(f"{weights.source} does not fit the model: it is {theirs}, the model is {ours}")
+    if weights.network is not None:
+        tensors = weights.network.fitted(weights, encoder.img_size, encoder.in_chans)
+        weights = replace(weights, tensors=tensors)
     tensors = {**weights.tensors}
     joined = tensors.get("cls_token")
     if joined is not None and joined.ndim == 3 and joined.shape[1] > 1:  # transformers' PixioModel
@@ -83,7 +80,7 @@ def load_weights(
 
 
 def fit_normalization(
-    weights: Weights | ForeignWeights, bands: Bands, channels: int
+    weights: Weights, bands: Bands, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Converts mean and std of pretrained weights to the 0..1 scale of other data.
 
@@ -108,7 +105,7 @@ def fit_normalization(
 
 
 def warn_normalization_differs(
-    weights: Weights | ForeignWeights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
+    weights: Weights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
     """Warns if the run normalizes images differently from the pretrained weights, which only an override causes.
 
@@ -127,16 +124,8 @@ def check_kind(weights: Weights) -> None:
     """Raises InputError if the weights have parts that our encoder lacks, or lack a block or the class token."""
     if weights.geometry is not None and not isinstance(weights.geometry, ViTGeometry):
         return
-    own = {"reg_token"} if weights.geometry and weights.geometry.class_tokens > 1 else set()
-    foreign = [n for n in weights.tensors if _FOREIGN.match(n) and n not in own and not _OWN.fullmatch(n)]
-    if "dist_token" in foreign:
-        raise another_kind(weights.source, "it was distilled, so its blocks expect a second token")
-    if foreign:
-        raise another_kind(
-            weights.source, f"ours has no {foreign[0]} ({count_of(len(foreign), 'such tensor')})"
-        )
-    if "patch_embed.proj.weight" in weights.tensors and "cls_token" not in weights.tensors:
-        raise another_kind(weights.source, "it has no class token, ours has one")
+    if difference := difference_of(weights.tensors, weights.geometry.class_tokens if weights.geometry else 1):
+        raise another_kind(weights.source, difference)
     blocks = {int(name.split(".")[1]) for name in weights.tensors if name.startswith("blocks.")}
     depth = weights.geometry.depth if weights.geometry else max(blocks, default=-1) + 1
     if blocks:

@@ -17,14 +17,13 @@ from typing import Any
 
 import timm
 from pydantic import ValidationError
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from mae_vit.config.encoders import ENCODERS, family_of, section_class
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
-from mae_vit.core.messages import error_reason, nearest
+from mae_vit.core.messages import error_reason
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import read_metadata
 from mae_vit.models.geometry import Geometry, NetworkGeometry, geometry_from, timm_geometry
@@ -41,11 +40,21 @@ from mae_vit.training.checkpoints.checkpoint import (
     step_of,
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content
-from mae_vit.weights.facts import CONFIGS, check_function, facts_beside, options_in
-from mae_vit.weights.foreign import nearest_timm
-from mae_vit.weights.names import FORMS, HEADS_BESIDE, SIZE_BESIDE, as_it_is, check_exists, split_network
+from mae_vit.weights.facts import CONFIGS, facts_beside, is_ours, options_in
+from mae_vit.weights.names import (
+    FOREIGN_ORIGIN,
+    FORMS,
+    HEADS_BESIDE,
+    SIZE_BESIDE,
+    check_exists,
+    origin_of,
+    split_network,
+    split_timm,
+    with_timms_name,
+)
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.unwrap import find_network, named_tensors, with_whole_qkv
+from mae_vit.weights.timm_network import TimmNetwork, find_beside, find_timm
+from mae_vit.weights.unwrap import check_values, find_network, named_tensors, with_whole_qkv
 
 ENCODER_PREFIX = "encoder."
 # Files in a repository on the Hub, as `mae-vit export` writes them. Third-party files with timm's names work too.
@@ -72,6 +81,7 @@ class Weights:
         bands: meaning of the raw values of its images; `RGB8` if unknown.
         preprocessing: changes that `prepare` made to its images; none if unknown.
         pool: default pooling of its tokens.
+        network: the network of timm's that the weights belong to, if ours cannot be it.
         options: options of the third-party program that wrote it, unchecked.
         remarks: facts for the user: "found", place in a third-party file; "passed over", damage of newer
             checkpoints of the run; "unfinished", step of an unfinished run.
@@ -91,6 +101,7 @@ class Weights:
     bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
     pool: Pool = "cls"
+    network: TimmNetwork | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
 
@@ -121,10 +132,18 @@ class Weights:
             assumed, beside = [*assumed, "square images"], SIZE_BESIDE
         return f"{' and '.join(assumed)}, which the file does not state; {beside}" if assumed else ""
 
+    @property
+    def origin(self) -> str | None:
+        """`FOREIGN_ORIGIN` for weights of timm's."""
+        return FOREIGN_ORIGIN if self.network else origin_of(self.source)
+
     @cached_property
     def digest(self) -> str:
-        """A digest of all weights."""
+        """A digest of all weights, and of what timm knows about its network."""
         digest = hashlib.blake2b(digest_size=16)
+        if self.network is not None:
+            facts = [self.network.name, dict(self.network.arguments), self.network.images.interpolation]
+            digest.update(json.dumps(facts).encode())
         for name in sorted(self.tensors):
             digest.update(name.encode())
             digest.update(self.tensors[name].detach().cpu().float().contiguous().numpy().data)
@@ -158,19 +177,20 @@ def read_weights(name: str) -> Weights:
 
     Args:
         name: a run folder, an `encoder.safetensors`, a third-party file (`mae_vit.weights.unwrap`; "FILE@NETWORK"
-            takes one of its networks), a folder of transformers, "timm:NAME", or "hf:USER/NAME[@REVISION]".
+            takes one of its networks), a folder of transformers or timm, "timm:NAME[@FILE]", or
+            "hf:USER/NAME[@REVISION]".
 
     Raises:
         InputError: if there are no readable weights.
         FetchUnavailable: if the Hub cannot be reached.
     """
     check_exists(name)
-    if name.startswith(TIMM_PREFIX):
-        return _read_timm(name)
-    path, network = split_network(name)
     try:
+        if name.startswith(TIMM_PREFIX):
+            return _read_timm(name)
         if is_hub_name(name):
             return _read_hub(name)
+        path, network = split_network(name)
         return _read_folder(path) if path.is_dir() else _read_file(path, network)
     except (InputError, FetchUnavailable):
         raise
@@ -257,14 +277,22 @@ def _read_checkpoint(path: Path) -> Weights:
     )
 
 
-def _read_file(path: Path, network: str | None = None) -> Weights:
-    """Reads the encoder in a file, ours or third-party, in any supported container and naming."""
+def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | None = None) -> Weights:
+    """Reads the encoder in a file, ours or third-party, in any supported container and naming.
+
+    `network` chooses one of several in the file. `by_timm` says of which network of timm's the weights are; else timm's
+    `config.json` beside the file.
+    """
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
         raise InputError(f"{path} is a part of a checkpoint without weights; give {_run_around(path)}")
     metadata, content = read_content(path)
     names = [*named_tensors(content)]
     if not metadata:
         check_whole(path, names)
+        by_timm = by_timm or find_beside(path)
+        if by_timm is not None and not is_ours(by_timm.model):
+            check_values(tensors := named_tensors(content), path)
+            return _of_timm(str(path), tensors, by_timm)
     section_class(metadata.get("family") or "vit", path)
     geometry = _checked(geometry_from(metadata), metadata, path)
     if "network" in metadata:  # fine-tuned; patch size 1, as nothing masked its patches
@@ -278,7 +306,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
             raise InputError(f"{path} has no named tensors; give {FORMS}")
         raise InputError(
             f"{path} has no Vision Transformer with known names, but {', '.join(names[:3])} and others; "
-            f"{as_it_is(str(path))}"
+            f"{with_timms_name(str(path))}"
         )
     # A file of ours without an encoder holds a head.
     tensors, where = network_in or (content, "")
@@ -286,7 +314,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     return _with_facts(
         str(path) if network is None else f"{path}@{network}",
         tensors,
-        metadata or facts_beside(path, content),
+        metadata or facts_beside(path, content, by_timm),
         pool="mean" if metadata or "fc_norm.weight" in tensors else "cls",
         objective="mae" if has_decoder and not metadata else None,
         options=options_in(content),
@@ -334,37 +362,42 @@ def _read_hub(name: str) -> Weights:
         raise InputError(f"{repo}: {error}") from None
 
 
+def _of_timm(source: str, tensors: dict[str, Tensor], network: TimmNetwork) -> Weights:
+    """Describes weights of a network that our encoders cannot be."""
+    images = network.images
+    geometry = NetworkGeometry(images.img_size, 1, images.in_chans, network.name)
+    facts = {"mean": images.mean, "std": images.std}
+    return _with_facts(source, tensors, facts, pool="mean", geometry=geometry, network=network)
+
+
 def _read_timm(name: str) -> Weights:
-    model_name = name.removeprefix(TIMM_PREFIX)
-    if not timm.is_model(model_name.split(".")[0]):
-        raise InputError(f"timm has no model {model_name!r}; {nearest_timm(model_name)}")
+    """Reads "timm:NAME", from the Hub or its cache, or "timm:NAME@FILE"."""
+    tagged, file = split_timm(name)
+    network = find_timm(tagged)
+    if file is not None:
+        return replace(_read_file(file, by_timm=network), source=name, downloaded=file)
+    repo = network.config.hf_hub_id
     try:
-        known = timm.models.get_pretrained_cfg(model_name)
-    except RuntimeError:  # no such tag
-        tagged = timm.list_pretrained(model_name.split(".")[0])
-        raise InputError(f"timm has no weights {model_name!r}; {nearest(model_name, tagged)}") from None
-    try:
-        if known is not None and known.hf_hub_id:
-            check_reachable(parse_hub_name(known.hf_hub_id), _TIMM_FILES)
-        model = timm.create_model(model_name, pretrained=True, num_classes=0)
+        if repo:
+            check_reachable(parse_hub_name(repo), _TIMM_FILES)
+        model = timm.create_model(tagged, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights, a broken download
         reason = error_reason(error).split(". ")[0][:160]
-        if known is None or not known.has_weights:
-            raise InputError(f"timm has no weights for {model_name!r} ({reason})") from None
-        repo = known.hf_hub_id
+        if not network.config.has_weights:
+            raise InputError(f"timm has no weights for {tagged!r} ({reason})") from None
         by_hand = (
-            f"; or give DIR/model.safetensors after `hf download {repo} --local-dir DIR`" if repo else ""
+            f"; or give {name}@DIR/model.safetensors after `hf download {repo} --local-dir DIR`"
+            if repo
+            else ""
         )
         raise InputError(f"cannot fetch the weights of {name} from the network ({reason}){by_hand}") from None
-    geometry, tensors = None, model.state_dict()
-    if isinstance(model, VisionTransformer):
-        check_function(model, name)
-        geometry, tensors = timm_geometry(model), with_whole_qkv(tensors)
-    facts = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
+    if not is_ours(model):
+        return _of_timm(name, model.state_dict(), network)
+    geometry = timm_geometry(model)
     return _with_facts(
         name,
-        tensors,
-        {**facts, "num_heads": geometry and geometry.num_heads},
-        pool="cls" if geometry and model.global_pool != "avg" else "mean",
+        with_whole_qkv(model.state_dict()),
+        {"mean": network.config.mean, "std": network.config.std, "num_heads": geometry.num_heads},
+        pool="mean" if model.global_pool == "avg" else "cls",
         geometry=geometry,
     )

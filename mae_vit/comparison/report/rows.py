@@ -86,9 +86,9 @@ class Row:
         return images
 
 
-def row_title(entry: EntrySection) -> str:
-    """Returns an entry's name for tables, with the origin of third-party weights."""
-    origin = origin_of(entry.start)
+def row_title(entry: EntrySection, origin: str | None = None) -> str:
+    """Returns an entry's name for tables, with the origin of third-party weights, as its run or their name says."""
+    origin = origin or origin_of(entry.start)
     return f"{entry.name} ({origin})" if origin else entry.name
 
 
@@ -128,7 +128,7 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
         "entry": cell.entry.name,
         "model": summary.get("model"),
         "start": cell.entry.start or "scratch",
-        "start_origin": origin_of(cell.entry.start),
+        "start_origin": summary.get("start_origin"),
         "labels_per_class": cell.labels,
         "mode": cell.mode,
         "shots": max(map(int, summary["few_shot"])) if summary.get("few_shot") else None,

@@ -11,7 +11,6 @@ from mae_vit.comparison.config import TUNED_BY, CompareConfig, Labels
 from mae_vit.comparison.report.rows import Row, row_title
 from mae_vit.comparison.report.significance import Gap, gap_between
 from mae_vit.core.messages import count_of, format_decimal
-from mae_vit.weights.names import origin_of
 
 # Two entries are level if the interval of their difference lies within this many points of zero.
 LEVEL_POINTS = 3.0
@@ -44,7 +43,12 @@ class Line:
     @property
     def title(self) -> str:
         """The entry's name for tables, with the origin of third-party weights."""
-        return row_title(self.rows[0].cell.entry)
+        return row_title(self.rows[0].cell.entry, self.origin)
+
+    @property
+    def origin(self) -> str | None:
+        """Who trained third-party weights."""
+        return self.rows[0].values["start_origin"]
 
     @property
     def weights(self) -> str | None:
@@ -85,10 +89,9 @@ class Line:
     @property
     def notes(self) -> list[str]:
         """Caveats for readers: the config's note, labels that its weights have seen, repeated test reads."""
-        origin = origin_of(self.weights)
         notes = [
             self.rows[0].cell.entry.note,
-            f"{origin}: which images and labels they were is not known" if origin else "",
+            f"{self.origin}: which images and labels they were is not known" if self.origin else "",
             *(note for overlap, note in _SEEN.items() if overlap in self._seen),
             _READ_AGAIN if any((row.values.get("test_reads") or 1) > 1 for row in self.rows) else "",
         ]
@@ -154,7 +157,7 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     scored = [line for line in at_most_labels(config, lines) if line.score is not None]
     reference = next((line for line in scored if line.entry == config.reference), None)
     others = [line for line in scored if line is not reference]
-    own = [line for line in others if origin_of(line.weights) is None]
+    own = [line for line in others if line.origin is None]
     subject = (
         _best(line for line in own if line.unlabeled)
         or _best(line for line in own if line.weights)
@@ -184,7 +187,7 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     better = _best(line for line, above in gaps if above and above.is_clear and above.points > 0)
     if better is not None:
         text += f"; {better.title} is better still, at {_percent(better)}"
-        if better.weights and origin_of(better.weights) is None and not better.unlabeled:
+        if better.weights and better.origin is None and not better.unlabeled:
             text += ", from weights that have seen labels"
     seeds = gap.seeds if gap is not None else len(subject.rows)
     how = "one seed, so intervals cover only the test images" if seeds == 1 else f"{seeds} seeds"

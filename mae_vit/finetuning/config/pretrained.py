@@ -18,20 +18,16 @@ from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.geometry import Geometry, ViTGeometry
-from mae_vit.weights.names import is_frozen, name_of
+from mae_vit.weights.names import name_of
 
 if TYPE_CHECKING:  # slow to import: not for a run from scratch
-    from mae_vit.weights.foreign import ForeignWeights
     from mae_vit.weights.read import Weights
-
-    # Ours, or third-party ones that are only measured.
-    Pretrained = Weights | ForeignWeights
 
 # Key of a config file; its sections override the others if there are pretrained weights.
 WITH_START = "with_start"
 
 
-def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Pretrained | None, list[str]]:
+def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Weights | None, list[str]]:
     """Loads the config and the pretrained weights. Weights may override config values; each override yields a note.
 
     Raises:
@@ -74,7 +70,8 @@ class WeightsOverrides:
     """Reads pretrained weights, and applies them to a config file's values; command-line overrides come later.
 
     The file's section `with_start` comes first, then the encoder's geometry and the normalization of its training.
-    The file's image size wins, if it gives one. A third-party encoder brings its own network and size instead.
+    The file's image size wins, if it gives one. A network of timm's that ours cannot be brings its own size, and pools
+    by itself.
 
     Attributes:
         weights: the pretrained weights; None for a run from scratch.
@@ -98,18 +95,15 @@ class WeightsOverrides:
         stated = _section(read_values(source), "finetune")
         self._name = ckpt or stated.get("start")
         self._run = source.stem if isinstance(source, Path) else "finetune"
-        self.weights: Pretrained | None = None
+        self.weights: Weights | None = None
         self.replaced: dict[str, tuple[Any, Any]] = {}
         if self._name is not None:
             self._name = str(self._name)
             # The config's check refuses any other mode.
-            if (mode := self._mode(stated)) in MODES:
-                from mae_vit.weights.foreign import read_foreign
+            if self._mode(stated) in MODES:
                 from mae_vit.weights.read import read_weights
 
-                # `read_weights` refuses third-party ones, for a mode that trains, before anything is fetched.
-                measures = is_frozen(self._name) and MODES[mode].trains != "all"
-                self.weights = (read_foreign if measures else read_weights)(self._name)
+                self.weights = read_weights(self._name)
 
     def _mode(self, section: Mapping[str, Any]) -> str:
         return str(self._given.get("finetune.mode") or section.get("mode") or "finetune")
@@ -129,20 +123,17 @@ class WeightsOverrides:
             run["name"] = "-".join(filter(None, parts))
         if self.weights is None:
             return
-        if is_frozen(self._name):
-            facts = self._third_party_facts()
-            self._note_replaced(raw, facts)
-            raw["model"] = {}
-            _section(raw, "finetune").pop("pool", None)
-        else:
-            _lay_over(raw, extra)
-            facts = self._facts(raw)
-            self._note_replaced(raw, facts)
+        _lay_over(raw, extra)
+        facts = self._facts(raw, self.weights)
+        for section in ("model", "data"):
+            stated = _section(raw, section)
+            for key, value in facts.get(section, {}).items():
+                if stated.get(key, value) != value and f"{section}.{key}" not in self._given:
+                    self.replaced[f"{section}.{key}"] = (stated[key], value)
         _lay_over(raw, facts)
 
-    def _facts(self, raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns the values that our weights bring: geometry, normalization and pooling."""
-        weights: Weights = self.weights  # type: ignore[assignment]
+    def _facts(self, raw: dict[str, Any], weights: Weights) -> dict[str, dict[str, Any]]:
+        """Returns the values that the weights bring: geometry, normalization and pooling."""
         name, model, finetune = str(self._name), _section(raw, "model"), _section(raw, "finetune")
         # Pin the commit: a branch of the Hub moves.
         facts: dict[str, dict[str, Any]] = {
@@ -154,7 +145,10 @@ class WeightsOverrides:
             if isinstance(geometry, ViTGeometry):
                 # As in the official MAE code, learned positions begin from a fixed table.
                 facts["model"]["pos_embed"] = "learnable"
-            if "img_size" in model:
+            if weights.network is not None:
+                for key in ("pool", "head_init"):
+                    finetune.pop(key, None)
+            elif "img_size" in model:
                 # Positions are interpolated to the size that the recipe asks for.
                 del facts["model"]["img_size"]
             if family_of(model) != geometry.family:
@@ -167,7 +161,7 @@ class WeightsOverrides:
         if weights.mean is not None and weights.std is not None:
             facts["data"] = {"normalize": [list(weights.mean), list(weights.std)]}
         mode = MODES.get(self._mode(finetune))
-        if "pool" not in finetune and not (mode and mode.labels == "mask"):
+        if weights.network is None and "pool" not in finetune and not (mode and mode.labels == "mask"):
             facts["finetune"]["pool"] = weights.pool
         return facts
 
@@ -180,27 +174,6 @@ class WeightsOverrides:
                 f'model.name="{stated}" does not fit --ckpt {self._name} ({geometry.describe()}); give a config '
                 f"for {ours}, or model.name={ours}"
             )
-
-    def _third_party_facts(self) -> dict[str, dict[str, Any]]:
-        """Returns network, size and normalization of a third-party encoder, which replace the file's `model`."""
-        weights: ForeignWeights = self.weights  # type: ignore[assignment]
-        asked, images = self._given.get("model.name"), weights.images
-        if asked not in (None, weights.name):
-            raise InputError(
-                f'override "model.name={asked}" does not fit {self._name}, which is {weights.name}; leave it out'
-            )
-        return {
-            "finetune": {"start": self._name},
-            "model": {"name": weights.name, "img_size": list(images.img_size), "in_chans": images.in_chans},
-            "data": {"normalize": [list(images.mean), list(images.std)]},
-        }
-
-    def _note_replaced(self, raw: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> None:
-        for section in ("model", "data"):
-            stated = _section(raw, section)
-            for key, value in facts.get(section, {}).items():
-                if stated.get(key, value) != value and f"{section}.{key}" not in self._given:
-                    self.replaced[f"{section}.{key}"] = (stated[key], value)
 
 
 def run_name(weights: str) -> str:

@@ -19,7 +19,6 @@ from mae_vit.data.shards.dataset_json import Dataset, read_dataset
 from mae_vit.finetuning.config.modes import MODES, Mode
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
-from mae_vit.weights.names import is_frozen
 from mae_vit.weights.read import read_weights
 
 # Keys of a run's data that its fine-tuning needs too.
@@ -51,8 +50,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     # A plug-in may define the data.
     import_plugins(named_plugins({}, given))
     folder = Path(ckpt)
-    names_weights = ckpt.startswith(TIMM_PREFIX) or is_frozen(ckpt)
-    if not names_weights and not (folder / "config.yaml").is_file():
+    if not ckpt.startswith(TIMM_PREFIX) and not (folder / "config.yaml").is_file():
         # Fails if there are no weights: a config would not help.
         read_weights(ckpt)
     if not folder.is_dir():

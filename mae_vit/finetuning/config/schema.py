@@ -12,7 +12,6 @@ from mae_vit.config.section import Options, Section
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.config.modes import MODES, Mode, ModeName, unused_options
 from mae_vit.models.sizes import Pool
-from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
 # In the schema, but rejected: for pretraining only, or set by --ckpt.
@@ -177,16 +176,9 @@ class FinetuneConfig(Config):
                 raise ValueError(f'{key}={value} changes images, not masks; leave it out with mode="{mode}"')
 
     def _check_network(self) -> None:
-        """Checks a network with its own read-out and head, or a third-party encoder with its own pooling."""
+        """Checks a network with its own pooling and head."""
         name, mode, weights = self.model.name, self.finetune.mode, self.finetune.start
-        if is_frozen(weights):
-            if self.finetune.pool != FinetuneSection().pool:
-                raise ValueError(
-                    f'finetune.pool="{self.finetune.pool}" has no effect, since {weights} pools as timm says; '
-                    "leave it out"
-                )
-            return
-        if self.mode.trains != "all" and (weights is None or self.mode.labels == "mask"):
+        if self.mode.trains != "all" and weights is None:
             raise ValueError(f'finetune.mode="{mode}" needs a Vision Transformer, not "{name}"')
         if self.finetune.head_init != FinetuneSection().head_init:
             raise ValueError(f'finetune.head_init has no effect with model.name="{name}"')

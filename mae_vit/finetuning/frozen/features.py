@@ -19,8 +19,7 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.training.engines.precision import autocast
 from mae_vit.weights.encoder import ViTFeatures, load_features
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
-from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
-from mae_vit.weights.names import FOREIGN_ORIGIN
+from mae_vit.weights.timm_network import TimmEncoder
 
 
 def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tuple[FeatureEncoder, nn.Linear]:
@@ -39,23 +38,19 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
     std = LARS_STD if config.optim.name == "lars" else HEAD_STD[finetune.head_init]
 
     torch.manual_seed(config.run.seed)
-    if isinstance(weights, ForeignWeights):
-        images = replace(
-            weights.images, img_size=model.image_hw, mean=data.mean, std=data.std, bands=data.bands
-        )
-        if random:
-            foreign = ForeignEncoder(weights.create(images.img_size, pretrained=False), images, weights)
-        else:
-            foreign = open_foreign(weights, images)
-            torch.manual_seed(config.run.seed)
+    images = ImageInput(model.image_hw, model.channels, data.mean, data.std, bands=data.bands)
+    if weights is not None and weights.network is not None:
+        images = replace(images, interpolation=weights.network.images.interpolation)
+        encoder_of_timm = TimmEncoder(weights, images, random=random)
         if say:
-            count = sum(value.numel() for value in foreign.parameters())
+            count = sum(value.numel() for value in encoder_of_timm.parameters())
             size = f"{images.img_size[0]}x{images.img_size[1]} px ({images.interpolation})"
             print(
-                f"weights  {weights.source}: {weights.name}, {FOREIGN_ORIGIN}; {count:,} parameters, all of the file; "
-                f"{size}, {foreign.num_features} features"
+                f"weights  {weights.source}: {model.name}, {weights.origin}; {count:,} parameters, all of the file; "
+                f"{size}, {encoder_of_timm.num_features} features"
             )
-        return foreign, make_head(foreign.num_features, len(data.classes), std)
+        torch.manual_seed(config.run.seed)
+        return encoder_of_timm, make_head(encoder_of_timm.num_features, len(data.classes), std)
     assert setup.info is not None
     encoder = setup.info.geometry.build(**model.drops)
     head = make_head(encoder.embed_dim, len(data.classes), std)
@@ -73,7 +68,6 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
                 print(
                     "note: these weights were fine-tuned with the mean of the patch tokens; finetune.pool=mean uses it"
                 )
-    images = ImageInput(model.image_hw, model.channels, data.mean, data.std, bands=data.bands)
     return ViTFeatures(encoder, images, pool=finetune.pool, fc_norm=fc_norm), head
 
 

@@ -29,7 +29,6 @@ from mae_vit.finetuning.results import as_predictions, compare_with_test, networ
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
-from mae_vit.weights.names import origin_of
 
 # Official MAE code, main_linprobe.py.
 _EPS = 1e-6
@@ -111,7 +110,7 @@ def describe_probe(setup: Setup, plan: Plan, forward_flops: float) -> str:
         else "none: there is one rate"
     )
     height, width = config.model.image_hw
-    pooling = origin_of(config.finetune.start) or f"{config.finetune.pool} normed"
+    pooling = f"{config.finetune.pool} normed" if setup.info else f"{setup.origin}"
     facts = {
         "weights": config.finetune.start or "random weights",
         "model": f"{config.model.name}, {height}x{width} px, frozen; {pooling}",

@@ -33,7 +33,6 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import print_notes
 from mae_vit.training.startup import resume_or_start, settle
 from mae_vit.weights.feature_encoder import FeatureEncoder
-from mae_vit.weights.names import origin_of
 
 WEIGHTS = "linear.safetensors"
 
@@ -46,7 +45,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     Raises:
         InputError: if the weights do not fit, or the results cannot be written.
     """
-    ranks, data, identity, say = setup.ranks, setup.data, setup.identity, setup.ranks.rank == 0
+    ranks, identity, say = setup.ranks, setup.identity, setup.ranks.rank == 0
     checkpoint = resume_or_start(setup, arguments, folder, saves=False)
     if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
         say_finished(setup, folder)
@@ -57,7 +56,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     if say:
         setup.warn_of_normalization()
         setup.warn_of_seen_labels()
-    facts = {**run_facts(config, data), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
+    facts = {**run_facts(setup), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
     facts |= {"notes": list(setup.notes)} if setup.notes else {}
     facts["scoring_flops"] = count_scoring_flops(setup)
 
@@ -100,9 +99,9 @@ def describe_scoring(setup: Setup, precision: Chosen) -> str:
     config, data = setup.config, setup.data
     if setup.plan is not None:
         return f"{describe_probe(setup, setup.plan, _forward_flops(setup))}\nprecision   {precision}"
-    origin = origin_of(config.finetune.start)
+    origin = f" ({setup.origin})" if setup.origin else ""
     return (
-        f"{config.finetune.mode} of {setup.source}{f' ({origin})' if origin else ''}: {len(data.train):,} labeled "
+        f"{config.finetune.mode} of {setup.source}{origin}: {len(data.train):,} labeled "
         f'images, {len(data.test):,} of split "{data.test_index.split}"; {precision}'
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,20 +18,21 @@ from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
-from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
-from mae_vit.weights.names import is_frozen
+from mae_vit.weights.read import Weights
 
 Trainable = Classifier | Segmenter
 
 
-def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
-    """Describes the encoder; None for a network that trains with its own head, or a third-party one.
+def describe_encoder(
+    config: FinetuneConfig, data: FinetuneData, weights: Weights | None
+) -> EncoderInfo | None:
+    """Describes the encoder; None for a network that trains with its own head, or pools as timm says.
 
     Raises:
         InputError: if the options do not fit each other.
     """
-    has_own_head = config.mode.trains == "all" or is_frozen(config.finetune.start)
-    if config.model.family == "network" and has_own_head:
+    by_timm = weights is not None and weights.network is not None
+    if config.model.family == "network" and (config.mode.trains == "all" or by_timm):
         return None
     try:
         geometry = config.model.geometry()
@@ -68,26 +68,19 @@ def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderIn
         )
     except ValueError as error:
         raise InputError(f"model.name: {error}") from None
-    return NetworkClassifier(network, **common)
+    return NetworkClassifier(network, model.image_hw, **common)
 
 
-def build_segmenter(
-    config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, foreign: ForeignWeights | None
-) -> Segmenter:
-    """Builds the network with fresh weights drawn from the run's seed; a third-party encoder keeps its own.
+def build_segmenter(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> Segmenter:
+    """Builds the network with fresh weights drawn from the run's seed.
 
     Raises:
         InputError: if it cannot be built with these options.
     """
     torch.manual_seed(config.run.seed)
     model = config.model
-    encoder: Encoder | ForeignEncoder
-    if foreign is not None:
-        images = replace(foreign.images, img_size=model.image_hw, mean=data.mean, std=data.std)
-        # Costs are estimated on the meta device, where loading would warn of each tensor.
-        with torch.device("cpu"):
-            encoder = open_foreign(foreign, images)
-    elif info is not None:
+    encoder: Encoder
+    if info is not None:
         encoder = info.geometry.build(**model.drops)
     else:
         try:

@@ -19,7 +19,6 @@ from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
 from mae_vit.inspection.class_maps import tinted
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map
 from mae_vit.objectives.objective import ObjectiveOutput, Pixels, Task
-from mae_vit.weights.foreign import ForeignEncoder
 from mae_vit.weights.load import check_complete, load_weights
 from mae_vit.weights.read import Weights
 
@@ -74,30 +73,19 @@ class Segmenter(Task):
 
     def __init__(
         self,
-        encoder: Encoder | ForeignEncoder,
+        encoder: Encoder,
         *,
         probe: bool,
         num_classes: int,
         label_smoothing: float,
         **pixels: Unpack[Pixels],
     ) -> None:
-        """Adds a head to `encoder`: a linear one for a `probe`, which trains nothing else.
-
-        Raises:
-            InputError: if timm gives no map of features for a third-party network.
-        """
+        """Adds a head to `encoder`: a linear one for a `probe`, which trains nothing else."""
         super().__init__(**pixels)
         self.num_classes, self.probe, self.label_smoothing = num_classes, probe, label_smoothing
-        if isinstance(encoder, ForeignEncoder):
-            with torch.no_grad():
-                device = next(encoder.parameters()).device
-                black = torch.zeros(1, encoder.input.in_chans, *encoder.input.img_size, device=device)
-                width = encoder.patch_map(black).shape[1]
-        else:
-            width = encoder.embed_dim
-        self.decode_head: nn.Module = (LinearHead if probe else LightHead)(width, num_classes)
+        self.decode_head: nn.Module = (LinearHead if probe else LightHead)(encoder.embed_dim, num_classes)
         self.encoder = encoder
-        # Always frozen: fixed positions, and a third-party encoder.
+        # Always frozen: fixed positions.
         self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
         self.freeze(probe)
         self.train()
@@ -115,13 +103,12 @@ class Segmenter(Task):
         return self
 
     def load(self, weights: Weights) -> LoadReport:
-        """Loads pretrained weights into a fresh encoder of ours; returns how each tensor was loaded.
+        """Loads pretrained weights into a fresh encoder; returns how each tensor was loaded.
 
         Raises:
             InputError: if they do not fit; names the difference.
         """
-        assert isinstance(self.encoder, Encoder)
-        if "norm.weight" not in weights.tensors:
+        if self.encoder.has_final_norm and "norm.weight" not in weights.tensors:
             # A classifier that pools the mean has its norm after the mean (`fc_norm`); here it norms each token.
             tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
             weights = replace(weights, tensors=tensors)
@@ -133,8 +120,6 @@ class Segmenter(Task):
 
     def feature_map(self, images: Tensor) -> Tensor:
         """Encodes normalized images: (B, C, H, W) -> (B, D, h, w), with the final norm."""
-        if isinstance(self.encoder, ForeignEncoder):
-            return self.encoder.patch_map(images)
         return as_map(self.encoder, self.encoder.forward_features(images))
 
     def logits(self, images: Tensor) -> Tensor:

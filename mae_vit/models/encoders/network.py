@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import torch
 from timm.models import group_parameters
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
@@ -59,10 +58,6 @@ class NetworkEncoder(Encoder):
             network = nn.Sequential(OrderedDict([*network.named_children()][:-_BEHIND_MAP]))
         else:
             network.reset_classifier(0)  # type: ignore[operator]
-            if isinstance(network, VisionTransformer):
-                network.fc_norm = nn.Identity()
-            if not hasattr(network, "forward_intermediates"):
-                raise ValueError(f"{name} has no map of features")
         self.network = network
         self.embed_dim, *grid = self._map_shape(name)
         self.feature_grid = (grid[0], grid[1])
@@ -86,12 +81,7 @@ class NetworkEncoder(Encoder):
             return self.network(images)
         if isinstance(self.network, SmallBiT):  # its stem is not timm's
             return self.network.forward_features(images)
-        maps: list[Tensor] = self.network.forward_intermediates(  # type: ignore[operator]
-            images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
-        )
-        # Some networks have a norm after the pooling: here it norms each cell.
-        norm = getattr(getattr(self.network, "head", None), "norm", None)
-        return maps[-1] if norm is None else norm(maps[-1])
+        return last_map(self.network, images)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Encodes whole images: (B, C, H, W) -> (B, n, D), the cells of the last map in raster order."""
@@ -108,6 +98,26 @@ class NetworkEncoder(Encoder):
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Loads all tensors by the network's own names."""
         self.network.load_state_dict(tensors)
+
+
+def last_map(network: nn.Module, images: Tensor) -> Tensor:
+    """Returns the last feature map of a network of timm's, normed: (B, C, H, W) -> (B, D, rows, columns).
+
+    A norm that the network has after its pooling norms each cell. Raises ValueError if it has no map.
+    """
+    if not hasattr(network, "forward_intermediates"):
+        raise ValueError("timm has no map of features for this network")
+    try:
+        features: Tensor = network.forward_intermediates(  # type: ignore[operator]
+            images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+        )[-1]
+    except AssertionError as error:  # for example Hiera, which cannot norm its maps
+        raise ValueError(f"timm has no map of features for this network ({error})") from None
+    if (norm := getattr(getattr(network, "head", None), "norm", None)) is not None:
+        return norm(features)
+    if isinstance(getattr(network, "norm", None), nn.Identity) and hasattr(network, "fc_norm"):
+        return network.fc_norm(features.movedim(1, -1)).movedim(-1, 1)  # type: ignore[operator]
+    return features
 
 
 def in_fast_layout(images: Tensor, network: nn.Module) -> Tensor:
