@@ -34,13 +34,15 @@ def origin_of(name: str | None) -> str | None:
 
 
 def with_timms_name(source: str) -> str:
-    """Returns the end of a message that says how to give weights of another network."""
-    return f'if timm has this network, give its name too: "{TIMM_PREFIX}NAME@{source}"'
+    """Returns the end of a message that says how to give weights of another network; empty if timm's name was given."""
+    if source.startswith(TIMM_PREFIX):
+        return ""
+    return f'; if timm has this network, give its name too: "{TIMM_PREFIX}NAME@{source}"'
 
 
 def another_kind(source: str, difference: str) -> InputError:
     """Returns the error for a network that computes another function than ours; it names the remedy."""
-    return InputError(f"{source} is another kind of encoder ({difference}); {with_timms_name(source)}")
+    return InputError(f"{source} is another kind of encoder ({difference}){with_timms_name(source)}")
 
 
 def split_timm(name: str) -> tuple[str, Path | None]:

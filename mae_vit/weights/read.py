@@ -305,7 +305,7 @@ def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | No
         if not names:
             raise InputError(f"{path} has no named tensors; give {FORMS}")
         raise InputError(
-            f"{path} has no Vision Transformer with known names, but {', '.join(names[:3])} and others; "
+            f"{path} has no Vision Transformer with known names, but {', '.join(names[:3])} and others"
             f"{with_timms_name(str(path))}"
         )
     # A file of ours without an encoder holds a head.
@@ -386,11 +386,11 @@ def _read_timm(name: str) -> Weights:
         if not network.config.has_weights:
             raise InputError(f"timm has no weights for {tagged!r} ({reason})") from None
         by_hand = (
-            f"; or give {name}@DIR/model.safetensors after `hf download {repo} --local-dir DIR`"
-            if repo
-            else ""
+            f"; or run `hf download {repo} model.safetensors --local-dir DIR` on a machine with network, and give "
+            f"{name}@DIR/model.safetensors"
         )
-        raise InputError(f"cannot fetch the weights of {name} from the network ({reason}){by_hand}") from None
+        kind = FetchUnavailable if isinstance(error, FetchUnavailable) else InputError
+        raise kind(f"cannot fetch the weights of {name} ({reason}){by_hand if repo else ''}") from None
     if not is_ours(model):
         return _of_timm(name, model.state_dict(), network)
     geometry = timm_geometry(model)

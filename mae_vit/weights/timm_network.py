@@ -61,7 +61,10 @@ class TimmNetwork:
             with torch.device("meta"):
                 return self._create(num_classes=0)
         except Exception as error:  # timm raises many types
-            raise InputError(f"timm cannot build {self.name}: {_short(error)}") from None
+            given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+            raise InputError(
+                f"timm cannot build {self.name} with {given or 'its defaults'} ({_short(error)})"
+            ) from None
 
     @cached_property
     def images(self) -> ImageInput:

@@ -11,6 +11,7 @@ from mae_vit.comparison.config import TUNED_BY, CompareConfig, Labels
 from mae_vit.comparison.report.rows import Row, row_title
 from mae_vit.comparison.report.significance import Gap, gap_between
 from mae_vit.core.messages import count_of, format_decimal
+from mae_vit.weights.names import origin_of
 
 # Two entries are level if the interval of their difference lies within this many points of zero.
 LEVEL_POINTS = 3.0
@@ -48,7 +49,7 @@ class Line:
     @property
     def origin(self) -> str | None:
         """Who trained third-party weights."""
-        return self.rows[0].values["start_origin"]
+        return self.rows[0].values.get("start_origin") or origin_of(self.weights)
 
     @property
     def weights(self) -> str | None:

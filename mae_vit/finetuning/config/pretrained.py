@@ -124,9 +124,9 @@ class WeightsOverrides:
         if self.weights is None:
             return
         _lay_over(raw, extra)
+        file = {section: {**_section(raw, section)} for section in ("model", "data")}
         facts = self._facts(raw, self.weights)
-        for section in ("model", "data"):
-            stated = _section(raw, section)
+        for section, stated in file.items():
             for key, value in facts.get(section, {}).items():
                 if stated.get(key, value) != value and f"{section}.{key}" not in self._given:
                     self.replaced[f"{section}.{key}"] = (stated[key], value)
@@ -146,6 +146,7 @@ class WeightsOverrides:
                 # As in the official MAE code, learned positions begin from a fixed table.
                 facts["model"]["pos_embed"] = "learnable"
             if weights.network is not None:
+                del facts["model"]["patch_size"]  # which `simmim` alone has a use for
                 for key in ("pool", "head_init"):
                     finetune.pop(key, None)
             elif "img_size" in model:

@@ -39,7 +39,7 @@ KNN, FEW = (
         ("few_shot", {"shots": 5}, {"theirs": 0.2, "ours": 0.9}),
     )
 )
-FROZEN = "frozen:timm:vit_small_patch14_dinov2"
+FROZEN = "timm:vit_small_patch14_dinov2"
 # Nobody knows what it cost.
 DINO = [
     replace(row, values=row.values | {"pretrain_flops": None})

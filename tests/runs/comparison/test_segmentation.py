@@ -8,7 +8,7 @@ import torch
 from helpers.commands import one_line
 from helpers.comparison import TINY_MODEL, gap_of, read_rows, read_scores, row, rows_of
 from helpers.images import prepare_pairs, write_pairs
-from helpers.weights.foreign import write_backbone
+from helpers.weights.backbones import write_backbone
 from PIL import Image
 from scipy import stats
 
@@ -114,7 +114,7 @@ def config(tmp_path):
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(config, tmp_path, capsys):
     file = write_backbone(tmp_path / "swin", "swin")
-    entry = f"""  - {{name: Swin, config: finetune_cifar_tiny, start: "frozen:{file}", modes: [segment_probe],
+    entry = f"""  - {{name: Swin, config: finetune_cifar_tiny, start: "{file}", modes: [segment_probe],
       set: {{data.augment: {{crop: random_resized, flip: false}}}}}}
 reference: scratch"""
     config.write_text(config.read_text().replace("reference: scratch", entry))

@@ -1,20 +1,26 @@
-"""Third-party encoders: measured as they are, marked as such, and never trained."""
+"""Networks of timm that ours cannot be: measured and trained with their own pooling, and marked as others'."""
 
 import json
 
 import numpy as np
 import pytest
+import timm
 import torch
 from helpers.commands import csv_rows, one_line, summary_of
-from helpers.weights.foreign import KINDS, build, write_backbone
+from helpers.weights.backbones import build, write_backbone, write_named
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.index import open_index
 from mae_vit.evaluation.knn import knn_scores
+from mae_vit.finetuning.models.classifier_file import load_classifier
+from mae_vit.finetuning.models.classifiers import NetworkClassifier
+from mae_vit.models.encoders.baselines import build_network
+from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.encoder import load_encoder
 from mae_vit.weights.names import FOREIGN_ORIGIN
+from mae_vit.weights.read import read_weights
 
 SHORT = ["train.epochs=2", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
 
@@ -24,7 +30,7 @@ def measure(call, pairs, tmp_path):
     """measure(file, mode, *overrides) -> exit code, run folder; on masks where the mode is theirs."""
 
     def run(file, mode, *overrides):
-        words, options = [f"finetune.mode={mode}", f"--ckpt=frozen:{file}"], {"model": ()}
+        words, options = [f"finetune.mode={mode}", f"--ckpt={file}"], {"model": ()}
         if mode.startswith("segment"):
             words += [f"data.path={pairs}", "train.effective_batch_size=8"]
             words += ["data.augment.crop=random_resized", "data.label_draw=1"]
@@ -49,7 +55,7 @@ def test_neighbors_are_those_of_timms_features(measure, digits, tmp_path, capsys
     assert summary["labels_seen_by_start"] is None
     # timm's own random weights, which another process draws alike.
     assert 0 <= summary["random_weights_top1"] <= 1
-    encoder, network = load_encoder(f"frozen:{file}"), build("clip", 64, file=file)
+    encoder, network = load_encoder(f"{file}"), build("clip", 64, file=file)
 
     def features(split, numbers):
         index = open_index(digits, split)
@@ -85,7 +91,7 @@ def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        *("finetune", "segment", "knn finetune.pool=cls", "segment_probe finetune.pool=cls", "few_shots"),
+        *("finetune", "segment", "knn finetune.pool=cls", "finetune finetune.head_init=small", "few_shots"),
         *("knn model.name=B", "knn model.name=timm:resnet18", "knn model.img_size=30"),
         *("segment_probe model.img_size=30", "linear_probe optim.layer_decay=0.75"),
     ],
@@ -97,35 +103,56 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(measure, tmp_path,
     assert not folder.exists()
 
 
-def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeypatch, said):
-    monkeypatch.setattr("mae_vit.weights.foreign.download", None)
-    assert measure("timm:vit_small_patch14_dinov2", "finetune")[0] == 2
-    said(one_line(capsys))
+def test_training_begins_with_timms_features(tmp_path):
+    """At another size, with a norm behind the pooling; also with other channels, as timm adapts them."""
+    name = write_named("test_vit2", tmp_path)
+    weights, file = read_weights(name), name.partition("@")[2]
+    for channels in (3, 5):
+        network = build_network("timm:test_vit2", num_classes=4, in_chans=channels, img_size=(32, 32))
+        facts = {"mean": (0.5,) * channels, "std": (0.5,) * channels, "labels": LabelLoss(4)}
+        report = NetworkClassifier(network, (32, 32), **facts).load(weights)
+        assert report.share == 1
+        overlay = {"file": file, "num_classes": 1000}
+        options = {"img_size": 32, "in_chans": channels, "num_classes": 0}
+        theirs = timm.create_model("test_vit2", pretrained=True, pretrained_cfg_overlay=overlay, **options)
+        images = torch.randn(2, channels, 32, 32)
+        ours = network.eval().forward_head(network.forward_features(images), pre_logits=True)
+        assert torch.equal(ours, theirs.eval()(images))
 
 
-@pytest.mark.parametrize(
-    "kind", ["dinov2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("swin", "convnext"))]
-)
-def test_a_run_on_masks_keeps_the_weights_and_says_whose_they_are(kind, measure, tmp_path, capsys):
-    file = write_backbone(tmp_path / kind, kind)
-    decay = "optim.layer_decay=0.75"  # of no effect, as the head alone trains
-    assert measure(file, "segment_probe", "--dry-run")[0] == 0
-    code, folder = measure(file, "segment_probe", decay)
-    assert code == 0
-    assert capsys.readouterr().out.count(f"{file} is {FOREIGN_ORIGIN}") == 2
+@pytest.mark.parametrize("name", ["test_vit2", pytest.param("test_convnext", marks=pytest.mark.slow)])
+def test_it_trains_resumes_and_predicts(name, call, tmp_path, capsys):
+    weights, folder = write_named(name, tmp_path), tmp_path / "run"
+    words = ["model.img_size=32", "data.augment.crop=random_resized", "data.labels_per_class=20"]
+    options = {"ckpt": weights, "model": ()}
+    assert call(*words, "train.steps=3", **options) == 0
+    words.append("train.steps=5")
+    assert call(*words, "--extend", **options) == 0
     summary = summary_of(folder)
-    assert (summary["start_origin"], summary["model"]) == (FOREIGN_ORIGIN, f"timm:{KINDS[kind][0]}")
+    assert (summary["start_origin"], summary["model"]) == (FOREIGN_ORIGIN, f"timm:{name}")
+    before, after = (load_file(file) for file in (weights.partition("@")[2], folder / "model.safetensors"))
+    trained = [key for key in before if before[key].shape == after[key].shape and before[key].ndim > 1]
+    assert not [key for key in trained if torch.equal(after[key], before[key])]
+    classifier = load_classifier(folder)
+    assert classifier.predict(torch.randn(1, 3, 32, 32)).shape == (1, 10)
+    capsys.readouterr()
+    write_named(name, tmp_path, seed=1)
+    assert call(*words, **options) == 2
+    assert "--ckpt (the digest" in one_line(capsys)
+
+
+@pytest.mark.parametrize("mode", ["segment_probe", pytest.param("segment", marks=pytest.mark.slow)])
+def test_a_run_on_masks_says_whose_weights_they_were(mode, measure, tmp_path):
+    name = write_named("test_convnext", tmp_path)
+    assert measure(name, mode, "model.img_size=32", "--dry-run")[0] == 0
+    code, folder = measure(name, mode, "model.img_size=32", "optim.layer_decay=0.75")
+    assert code == 0
+    summary = summary_of(folder)
+    assert (summary["start_origin"], summary["model"]) == (FOREIGN_ORIGIN, "timm:test_convnext")
     assert 0 < summary["test_miou"] <= 1
-    before, after = load_file(file), load_file(folder / "model.safetensors")
-    facts = json.loads((tmp_path / kind / "config.json").read_text())["pretrained_cfg"]
-    heads = ("head.", *facts["classifier"].split(" "))
-    for name in before:
-        assert name.startswith(heads) or torch.equal(after[name], before[name]), name
+    before, after = load_file(name.partition("@")[2]), load_file(folder / "model.safetensors")
+    kept = [torch.equal(after[key], before[key]) for key in before if not key.startswith("head.fc")]
+    assert all(kept) if mode == "segment_probe" else not any(kept)
     assert after["decode_head.classifier.weight"].abs().sum() > 0
     with safe_open(folder / "model.safetensors", framework="pt") as weights:
         assert json.loads(weights.metadata()["mae_vit"])["origin"] == FOREIGN_ORIGIN
-    assert measure(file, "segment_probe", decay)[0] == 0
-    assert "is finished" in capsys.readouterr().out
-    write_backbone(tmp_path / kind, kind, seed=1)
-    assert measure(file, "segment_probe", decay)[0] == 2
-    assert "--ckpt (the digest" in one_line(capsys)

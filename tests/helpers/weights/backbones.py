@@ -45,6 +45,18 @@ def write_backbone(folder: Path, kind: str, *, seed: int = 0, interpolation: str
     return folder / "model.safetensors"
 
 
+def write_named(name: str, folder: Path, *, seed: int = 0) -> str:
+    """Writes random weights of a network of timm's; returns their name, "timm:NAME@FILE"."""
+    torch.manual_seed(seed)
+    network = timm.create_model(name)
+    with torch.no_grad():
+        for value in network.parameters():
+            value.add_(0.1 * torch.randn_like(value))
+    folder.mkdir(exist_ok=True)
+    save_file(network.state_dict(), folder / f"{name}.safetensors")
+    return f"timm:{name}@{folder / name}.safetensors"
+
+
 def build(kind: str, side: int, classes: int = 0, file: Path | None = None) -> torch.nn.Module:
     """Builds the network by timm alone, in evaluation mode, with the weights of a file if given."""
     architecture, arguments, _, of_file = KINDS[kind]

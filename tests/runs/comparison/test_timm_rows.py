@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.commands import ROOT
-from helpers.weights.foreign import write_backbone
+from helpers.weights.backbones import write_backbone, write_named
 
 from mae_vit.comparison.config import CompareConfig
 from mae_vit.comparison.inputs import digest_of_weights
@@ -21,7 +21,7 @@ def plan_with(folder, entry: dict, **shared) -> ComparisonPlan:
 
 
 def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path):
-    start = f"frozen:{write_backbone(tmp_path / 'dinov2', 'dinov2')}"
+    start = str(write_backbone(tmp_path / "dinov2", "dinov2"))
     shared = {"model.img_size": 8, "model.in_chans": 1, "finetune.pool": "mean", "finetune.neighbors": 5}
     plan = plan_with(tmp_path, {"start": start}, **shared)
     check(plan)
@@ -33,13 +33,20 @@ def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path)
     assert (cost.images_seen, cost.flops) == (None, None)
     (cell,) = plan_with(tmp_path, {"start": start, "set": {"model.img_size": 42}}, **shared).cells
     assert "model.img_size=42" in cell.run.command()
-    with pytest.raises(InputError, match=r'entry "it": frozen:.*modes of its entry'):
-        check(plan_with(tmp_path, {"start": start, "modes": ["finetune"]}))
+    entry = {"start": write_named("test_vit2", tmp_path), "modes": ["finetune"]}
+    trained = plan_with(tmp_path, {**entry, "config": "finetune_cifar_tiny"}, **{"model.img_size": 8})
+    assert not [word for word in trained.cells[0].run.command() if word.startswith("model.")]
+    check(trained)
+
+
+def test_a_network_of_our_kind_takes_the_shared_size(tmp_path):
+    plan = plan_with(tmp_path, {"start": write_named("test_vit", tmp_path)}, **{"model.img_size": 32})
+    assert "model.img_size=32" in plan.cells[0].run.command()
 
 
 def test_a_published_encoder_joins_the_comparison_of_photographs(tmp_path):
     path = ROOT / "configs" / "compare" / "compare_photos.yaml"
-    start = f"frozen:{write_backbone(tmp_path / 'dinov2', 'dinov2')}"
+    start = str(write_backbone(tmp_path / "dinov2", "dinov2"))
     config = load_config(CompareConfig, path, [f"published={start}"])
     plan = ComparisonPlan(config, path.parent, tmp_path / "out")
     check(plan)
@@ -50,13 +57,13 @@ def test_a_published_encoder_joins_the_comparison_of_photographs(tmp_path):
     }
     assert load_config(CompareConfig, path).entries == config.entries[:-1]
     named = load_config(CompareConfig, path, ["published=timm:NAME"])
-    assert named.entries[-1].start == "frozen:timm:NAME"
+    assert named.entries[-1].start == "timm:NAME"
     with pytest.raises(InputError, match="published"):
         load_config(CompareConfig, path.with_name("compare_demo.yaml"), ["published=timm:NAME"])
 
 
 def test_other_weights_in_its_file_are_other_inputs(tmp_path):
-    names = [f"frozen:{name}" for name in (write_backbone(tmp_path / "clip", "clip"), "timm:convnext_tiny")]
+    names = [str(name) for name in (write_backbone(tmp_path / "clip", "clip"), "timm:convnext_tiny")]
     before = [digest_of_weights(name) for name in names]
     write_backbone(tmp_path / "clip", "clip", seed=1)
     after = [digest_of_weights(name) for name in names]
