@@ -326,7 +326,7 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
     path = [f"data.path={shlex.quote(data)}"] * (preset.compare is None or Path(data) != Path("data/photos"))
     few = images.train < _FEW_IMAGES * _nearest(images).images
     if few and images.labeled and images.dataset.bands.photographs:
-        published = "--ckpt timm:vit_small_patch14_reg4_dinov2 finetune.mode=knn"
+        published = "--ckpt timm:vit_small_patch14_reg4_dinov2 model.img_size=224 finetune.mode=knn"
         commands.append(f"mae-vit finetune linear_probe_base {published} data.path={shlex.quote(data)}")
     several = torch.cuda.device_count() > 1
     job = "deepspeed --module mae_vit.cli pretrain" if several else "mae-vit pretrain"
