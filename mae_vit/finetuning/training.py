@@ -46,7 +46,9 @@ class Training(Setup, TrainingSetup):
         Raises:
             InputError: if they do not fit; names the difference.
         """
-        return model.load(self.pretrained) if self.pretrained else None
+        if self.pretrained is None:
+            return None
+        return model.load(self.pretrained.fitted(self.config.model.image_hw, self.config.model.channels))
 
     def time_steps(self, precision: Precision) -> StepTime | None:
         """Times some steps; None if the network is too large to try."""

@@ -226,7 +226,7 @@ def initialize(
     from mae_vit.weights.load import load_weights, warn_normalization_differs
     from mae_vit.weights.read import read_weights
 
-    weights = read_weights(config.model.init)
+    weights = read_weights(config.model.init).fitted(info.img_size, info.in_chans)
     coverage = load_weights(weights, objective.encoder, objective, objective=config.objective.name)
     if say:
         print(coverage.describe(weights.source))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -36,9 +35,6 @@ def load_weights(
     if weights.geometry is not None and weights.geometry.family != encoder.family:
         ours, theirs = encoder.family, weights.network.name if weights.network else weights.geometry.family
         raise InputError(f"{weights.source} does not fit the model: it is {theirs}, the model is {ours}")
-    if weights.network is not None:
-        tensors = weights.network.fitted(weights, encoder.img_size, encoder.in_chans)
-        weights = replace(weights, tensors=tensors)
     tensors = {**weights.tensors}
     joined = tensors.get("cls_token")
     if joined is not None and joined.ndim == 3 and joined.shape[1] > 1:  # transformers' PixioModel

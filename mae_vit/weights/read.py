@@ -137,6 +137,21 @@ class Weights:
         """`FOREIGN_ORIGIN` for weights of timm's."""
         return FOREIGN_ORIGIN if self.network else origin_of(self.source)
 
+    def fitted(self, img_size: tuple[int, int], in_chans: int) -> Weights:
+        """Returns the weights for training on images of a size; timm fits those of its networks.
+
+        Raises InputError if they do not fit, or `model.name` does not say all about the network.
+        """
+        if self.network is None:
+            return self
+        if own := sorted({*self.network.arguments} - {"img_size", "num_classes"}):
+            raise InputError(
+                f"{self.source} is {self.network.name} with other {', '.join(own)} (its config.json), which is not "
+                "trained here; measure it by finetune.mode=knn or linear_probe"
+            )
+        network = self.network.build(img_size, in_chans, self.tensors, self.source)
+        return replace(self, tensors=network.state_dict())
+
     @cached_property
     def digest(self) -> str:
         """A digest of all weights, and of what timm knows about its network."""

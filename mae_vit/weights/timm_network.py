@@ -143,18 +143,6 @@ class TimmNetwork:
         around = [layer.rpartition(".")[0] or layer for layer in layers]
         return list(dict.fromkeys(tuple(f"{name}." for name in names) for names in (layers, around)))
 
-    def fitted(self, weights: Weights, img_size: tuple[int, int], in_chans: int) -> dict[str, Tensor]:
-        """Returns its tensors for training on images of a size.
-
-        Raises InputError if they do not fit, or `model.name` does not say all about the network.
-        """
-        if own := sorted({*self.arguments} - {*_GIVEN, "img_size"}):
-            raise InputError(
-                f"{weights.source} is {self.name} with other {', '.join(own)} (its config.json), which is not trained "
-                "here; measure it by finetune.mode=knn or linear_probe"
-            )
-        return self.build(img_size, in_chans, weights.tensors, weights.source).state_dict()
-
 
 def find_timm(name: str) -> TimmNetwork:
     """Finds a network of timm by its name, with or without the tag of its weights; raises InputError if it has none."""

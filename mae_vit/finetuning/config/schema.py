@@ -183,4 +183,6 @@ class FinetuneConfig(Config):
         if self.finetune.head_init != FinetuneSection().head_init:
             raise ValueError(f'finetune.head_init has no effect with model.name="{name}"')
         if self.finetune.pool != "mean":
-            raise ValueError(f'finetune.pool="cls" needs a class token; use mean with model.name="{name}"')
+            raise ValueError(
+                f'finetune.pool="cls" has no effect with model.name="{name}", which pools by itself; leave it out'
+            )

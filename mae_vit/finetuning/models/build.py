@@ -68,7 +68,7 @@ def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderIn
         )
     except ValueError as error:
         raise InputError(f"model.name: {error}") from None
-    return NetworkClassifier(network, model.image_hw, **common)
+    return NetworkClassifier(network, **common)
 
 
 def build_segmenter(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> Segmenter:

@@ -126,7 +126,7 @@ def _rebuild(weights: Weights, geometry: Geometry, images: ImageInput) -> Classi
             network = build_network(
                 geometry.size, num_classes=len(weights.classes), in_chans=channels, img_size=size
             )
-            return NetworkClassifier(network, size, **common)
+            return NetworkClassifier(network, **common)
         return ViTClassifier(geometry.build(), pool=weights.pool, head_init="zero", **common)
 
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.

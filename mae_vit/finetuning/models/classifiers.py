@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import HeadInit
-from mae_vit.models.encoders.base import Encoder, LoadReport, Pair, pool_tokens
+from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
 from mae_vit.models.encoders.network import in_fast_layout, layer_in, network_layers
 from mae_vit.models.geometry import NetworkGeometry
 from mae_vit.models.sizes import Pool
@@ -112,14 +112,14 @@ def make_head(embed_dim: int, num_classes: int, std: float) -> nn.Linear:
 class NetworkClassifier(Classifier):
     """A network that already has a head."""
 
-    def __init__(self, network: nn.Module, img_size: Pair, **common: Any) -> None:
-        """Holds the network, (B, C, H, W) -> (B, K), for images of (H, W); `common`: see `Classifier`."""
+    def __init__(self, network: nn.Module, **common: Any) -> None:
+        """Holds the network, (B, C, H, W) -> (B, K); `common`: see `Classifier`."""
         super().__init__(**common)
-        self.network, self.img_size = network, img_size
+        self.network = network
 
     def load(self, weights: Weights) -> LoadReport:
         """Loads all but the head."""
-        report = load_weights(weights, NetworkBody(self.network, self.img_size, len(self.mean)))
+        report = load_weights(weights, NetworkBody(self.network))
         report.by_design["head"] = "new: for these classes"
         return report
 
@@ -137,10 +137,10 @@ class NetworkBody(Encoder):
 
     family = NetworkGeometry.family
 
-    def __init__(self, network: nn.Module, img_size: Pair, in_chans: int) -> None:
+    def __init__(self, network: nn.Module) -> None:
         """Holds a `Sequential` whose last layer is the head, or a network of timm's."""
         super().__init__()
-        self.network, self.img_size, self.in_chans = network, img_size, in_chans
+        self.network = network
         head = network[-1] if isinstance(network, nn.Sequential) else network.get_classifier()  # type: ignore[operator]
         self._head = {id(parameter) for parameter in head.parameters()}
 

@@ -110,7 +110,7 @@ def test_training_begins_with_timms_features(tmp_path):
     for channels in (3, 5):
         network = build_network("timm:test_vit2", num_classes=4, in_chans=channels, img_size=(32, 32))
         facts = {"mean": (0.5,) * channels, "std": (0.5,) * channels, "labels": LabelLoss(4)}
-        report = NetworkClassifier(network, (32, 32), **facts).load(weights)
+        report = NetworkClassifier(network, **facts).load(weights.fitted((32, 32), channels))
         assert report.share == 1
         overlay = {"file": file, "num_classes": 1000}
         options = {"img_size": 32, "in_chans": channels, "num_classes": 0}

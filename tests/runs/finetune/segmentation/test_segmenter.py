@@ -57,7 +57,7 @@ def test_the_layer_of_a_probe_begins_as_its_optimizer_needs(optimizer, std):
     )
     data = SimpleNamespace(classes=["a"] * 40, mean=[0.5] * 3, std=[0.2] * 3, bands=RGB8)
     info = SimpleNamespace(geometry=SimpleNamespace(build=lambda **_: small_encoder(2)))
-    weight = build_segmenter(config, data, info, None).decode_head.classifier.weight
+    weight = build_segmenter(config, data, info).decode_head.classifier.weight
     assert weight.std().item() == pytest.approx(std, rel=0.2)
 
 
