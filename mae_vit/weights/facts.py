@@ -55,11 +55,11 @@ def facts_beside(path: Path, content: Mapping[Any, Any], network: TimmNetwork | 
         return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
     if network is None:
         return _facts_inside(path, content)
-    facts = {
-        "mean": network.config.mean,
-        "std": network.config.std,
-        "img_size": network.arguments.get("img_size"),
-    }
+    # A config beside the file may be written by hand, to tell the number of heads alone.
+    by_hand = config.get("architecture") == network.architecture
+    stated = config.get("pretrained_cfg") or {} if by_hand else network.config.to_dict()
+    facts: dict[str, Any] = {"mean": stated.get("mean"), "std": stated.get("std")}
+    facts["img_size"] = network.arguments.get("img_size")
     facts["num_heads"] = network.model.blocks[0].attn.num_heads
     if "global_pool" in config:
         facts["pool"] = "mean" if config["global_pool"] == "avg" else "cls"

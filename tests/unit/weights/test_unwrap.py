@@ -159,6 +159,7 @@ def test_a_file_says_its_heads_by_its_architecture(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps(beside))
     weights = read_weights(str(tmp_path / "some.pth"))
     assert weights.num_heads == heads
+    assert weights.mean is None  # which a name does not tell
     assert info_from_weights(weights).vit.num_heads == (heads or 6)
 
 
