@@ -51,8 +51,8 @@ def facts_beside(path: Path, content: Mapping[Any, Any], network: TimmNetwork | 
             ours = f"ours LayerNorm of eps {_LARGEST_EPS:g}"
             raise another_kind(str(path), f"its norm is LayerNorm of eps {eps:g}, {ours}")
         images = config_beside(path, CONFIGS[1])
-        facts = {"num_heads": config.get("num_attention_heads"), "img_size": config.get("image_size")}
-        return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
+        shape = {"num_heads": config.get("num_attention_heads"), "img_size": config.get("image_size")}
+        return shape | {"mean": images.get("image_mean"), "std": images.get("image_std")}
     if network is None:
         return _facts_inside(path, content)
     # A config beside the file may be written by hand, to tell the number of heads alone.
