@@ -77,6 +77,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("compare_photos", "ViT from scratch", 3),
         (PHOTOS, "ViT from contrast", 2),
         ("study_few_images", "ViT from scratch", 3),
+        ("study_thousand_photos", "ViT from scratch", 5),
         ("ladder", "control, seed 0", 51),
         ("study_finetuning", "ViT, control", 12),
         ("study_mixing_photos", "contrast", 5),

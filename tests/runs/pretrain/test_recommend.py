@@ -32,11 +32,13 @@ SCRATCH = {
     "study_length_tiny_imagenet": "from scratch",
     "study_length": "from scratch",
     "study_few_images": "ViT from scratch",
+    "study_thousand_photos": "ViT from scratch",
 }
 ROWS = {
     ("compare_cifar10_5k", 2_925): "ViT-Tiny from MAE, 15 epochs",
     ("compare_cifar10_5k", 19_500): "ViT-Tiny from MAE",
     ("study_few_images", 2_000): "ViT from MAE",
+    ("study_thousand_photos", 2_000): "ViT from MAE",
 }
 
 
