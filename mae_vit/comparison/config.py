@@ -27,7 +27,7 @@ FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # Modes that train a whole network -> the validation metric that chooses their settings.
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
 # A network of timm's brings these itself: the comparison's shared values are for ours.
-_OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
+_OF_THE_ENCODER = ("model.", "finetune.pool", "finetune.head_init", "data.normalize")
 # `start` of rows that are left out unless the comparison's key of that name is given.
 PUBLISHED = "published"
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
@@ -285,14 +285,11 @@ def slug(name: str) -> str:
     return "-".join(kept)
 
 
-def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
-    """Joins a row's overrides: the comparison's and the entry's, which win."""
+def entry_settings(config: CompareConfig, entry: EntrySection, *, of_timm: bool = False) -> Overrides:
+    """Joins a row's overrides: the comparison's and the entry's, which win; `of_timm`: see `Inputs.are_of_timm`."""
     shared = config.set
-    if entry.start is not None and entry.start not in config.pretrain:
-        from mae_vit.weights.timm_network import is_of_timm  # slow to import
-
-        if is_of_timm(entry.start):
-            shared = {key: each for key, each in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
+    if of_timm:
+        shared = {key: value for key, value in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
     return {**joined(shared, entry.set), "data.path": config.data.path}
 
 

@@ -28,6 +28,7 @@ from mae_vit.core.urls import is_url
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import count_scoring_flops
 from mae_vit.finetuning.job import set_up
 from mae_vit.finetuning.setup import Setup
@@ -283,7 +284,10 @@ class _Meter:
         weights = WeightsOverrides(None if start else run.weights, run.config, words)
         config = load_config(FinetuneConfig, run.config, words, amend=weights)
         arguments = Arguments(run.config, words, dry_run=True, same_batch=True)
-        return set_up(arguments, config, weights.weights, ALONE)
+        setup = set_up(arguments, config, weights.weights, ALONE)
+        if start is None and run.weights is not None and self._precision:  # they may not fit
+            setup.load(setup.build()) if isinstance(setup, Training) else open_frozen(setup)
+        return setup
 
 
 def _set_up_pretraining(run: RunSpec) -> pretraining.Setup:

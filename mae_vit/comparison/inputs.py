@@ -21,9 +21,12 @@ from mae_vit.finetuning.config.pretrained import read_values
 from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.training.identity import FREE_KEYS, flatten
 from mae_vit.weights.names import split_network, split_timm
+from mae_vit.weights.timm_network import is_of_timm
 
 # What the numbers in shards mean is not in the shards.
 _BANDS, _MASKS = "the meaning of bands", "the meaning of masks"
+# End of the digest of weights of timm's.
+_OF_TIMM = " of timm"
 _WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors", "pytorch_model.bin")
 
 
@@ -79,6 +82,12 @@ class Inputs:
         }
         return identity, digests
 
+    def are_of_timm(self, weights: str) -> bool:
+        """Returns whether weights are of a network of timm's, which brings its own size, pooling and normalization."""
+        if weights.startswith(TIMM_PREFIX) or digest_of_weights(weights):
+            return is_of_timm(weights)
+        return str(self._recorded.get(f"weights {weights}")).endswith(_OF_TIMM)
+
 
 def _read_dataset(path: str, cache_dir: str | None) -> Dataset | None:
     """Returns the description of data; None if they are gone."""
@@ -112,7 +121,8 @@ def digest_of_weights(name: str) -> str | None:
     for file in [path / name for name in _WEIGHTS_FILES] if path.is_dir() else [path]:
         if file.is_file():
             status = file.stat()
-            return f"{network or ''}@{_file_digest(file, status.st_size, status.st_mtime_ns)}"
+            digest = _file_digest(file, status.st_size, status.st_mtime_ns)
+            return f"{network or ''}@{digest}{_OF_TIMM if is_of_timm(name) else ''}"
     return None
 
 

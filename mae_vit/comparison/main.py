@@ -19,7 +19,6 @@ from mae_vit.comparison.config import (
     TUNED_BY,
     CompareConfig,
     EntrySection,
-    entry_settings,
     joined,
     override_words,
 )
@@ -239,7 +238,7 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
     ckpt = None if entry.start in plan.config.pretrain else entry.start
     points = plan.config.tuning_settings(entry) if mode in TUNED_BY else []
     for point in points or [{}]:
-        words = override_words({**joined(entry_settings(plan.config, entry), point), "finetune.mode": mode})
+        words = override_words({**joined(plan.entry_settings(entry), point), "finetune.mode": mode})
         try:
             amend = WeightsOverrides(ckpt, path, words)
             loaded = load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")
@@ -252,7 +251,7 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
                 "tune chooses settings on validation images, and finetune.holdout=0 leaves none; set "
                 "finetune.holdout, such as 0.1, or leave tune out"
             )
-        remarks = getattr(amend.weights, "remarks", {})  # third-party encoders have none
+        remarks = amend.weights.remarks if amend.weights else {}
         # Then it is not the file in the row's identity that is read.
         if another := remarks.get("unfinished") or remarks.get("passed over"):
             raise InputError(f"start: {ckpt}: {another}; finish this run, or give a file that it exported")

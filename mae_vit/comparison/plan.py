@@ -223,6 +223,13 @@ class ComparisonPlan:
         pretraining = self.pretraining.get(entry.start or "")
         return (str(pretraining.run_folder), pretraining) if pretraining else (entry.start, None)
 
+    def entry_settings(self, entry: EntrySection) -> Overrides:
+        """Joins a row's overrides: the comparison's and the entry's, which win."""
+        given = None if entry.start in self.config.pretrain else entry.start
+        return entry_settings(
+            self.config, entry, of_timm=given is not None and self.inputs.are_of_timm(given)
+        )
+
     def _tuning(self, entry: EntrySection, labels: Labels, number: int) -> RunSpec:
         """Returns the run that tries setting `number` on validation images."""
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {TUNE_SEED}"
@@ -253,7 +260,7 @@ class ComparisonPlan:
         self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int, point: Overrides
     ) -> Overrides:
         """Returns a run's overrides without those of `point`, the tuning setting that it uses or may choose."""
-        shared = entry_settings(self.config, entry)
+        shared = self.entry_settings(entry)
         draws = self._draws_labels(entry, labels, mode, {**shared, **point})
         settings = {
             **shared,

@@ -78,7 +78,7 @@ def set_up(arguments: Arguments, config: FinetuneConfig, pretrained: Weights | N
         )
     say, device = ranks.rank == 0, choose_device(config, ranks)
     config = fit_to_data(config, pretrained, say=say)
-    measured = pretrained.network if pretrained and not config.mode.augment else None
+    measured = pretrained.network if pretrained and config.mode.trains != "all" else None
     data = open_data(
         config,
         ranks,

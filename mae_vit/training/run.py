@@ -9,7 +9,7 @@ from typing import Any
 
 from mae_vit.config.load import dump_config
 from mae_vit.core.errors import InputError, RemoteError, RemoteUnavailable
-from mae_vit.core.messages import error_reason
+from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.urls import redact_url
 from mae_vit.runtime.failures import LostRank, RunInterrupted, TrainingFailed, is_lost_rank
 from mae_vit.runtime.ranks import barrier, broadcast_from_rank_zero, run_on_rank_zero
@@ -64,7 +64,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
     setup.engine.close()
     if setup.engine.ranks.rank == 0 and outcome.finished:
         here = f", {outcome.step - start_step} of them here" if checkpoint else ""
-        print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
+        print(f"done: {count_of(outcome.step, 'step')}{here} in {time.monotonic() - begun:.0f} s")
         print("\n".join([*lines, *trainer.outputs.files()]))
     elif setup.engine.ranks.rank == 0:
         how = f"after saving; {setup.folder.again} resumes"

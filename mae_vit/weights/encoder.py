@@ -188,7 +188,7 @@ def info_from_weights(weights: Weights) -> EncoderInfo:
     """
     if weights.network is not None:
         raise InputError(
-            f"{weights.source} is {weights.network.name}, which only `mae-vit finetune` and `mae-vit embed` take"
+            f"{weights.source} is {weights.network.name}; only our Vision Transformers are inspected and exported"
         )
     geometry = weights.geometry or _geometry_of_shapes(weights)
     info = EncoderInfo(

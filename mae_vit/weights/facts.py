@@ -12,8 +12,9 @@ import timm
 import torch
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
+from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json
 from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -36,34 +37,48 @@ _FOREIGN = re.compile(
 _SMALL_OF_12_HEADS = re.compile(r"arch='(vit_small|mocov3-s(mall)?)'|model='\w+_VITS16'")
 
 
-def facts_beside(path: Path, content: Mapping[Any, Any], network: TimmNetwork | None) -> dict[str, Any]:
+def facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
     """Returns facts about third-party weights that shapes do not show; configs beside a file precede its content.
 
-    `network` is timm's, if a name or a config says it. Raises InputError if the weights, of transformers, compute
-    another function than ours.
+    Raises InputError if the weights, of transformers, compute another function than ours.
     """
     config = config_beside(path)
-    if network is None and "hidden_size" in config:  # of transformers
-        activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
-        if activation != "gelu":
-            raise another_kind(str(path), f"its activation is {activation}, ours gelu")
-        if eps > _LARGEST_EPS:
-            ours = f"ours LayerNorm of eps {_LARGEST_EPS:g}"
-            raise another_kind(str(path), f"its norm is LayerNorm of eps {eps:g}, {ours}")
-        images = config_beside(path, CONFIGS[1])
-        shape = {"num_heads": config.get("num_attention_heads"), "img_size": config.get("image_size")}
-        return shape | {"mean": images.get("image_mean"), "std": images.get("image_std")}
-    if network is None:
+    if "hidden_size" not in config:
         return _facts_inside(path, content)
-    # A config beside the file may be written by hand, to tell the number of heads alone.
-    by_hand = config.get("architecture") == network.architecture
-    stated = config.get("pretrained_cfg") or {} if by_hand else network.config.to_dict()
-    facts: dict[str, Any] = {"mean": stated.get("mean"), "std": stated.get("std")}
-    facts["img_size"] = network.arguments.get("img_size")
-    facts["num_heads"] = network.model.blocks[0].attn.num_heads
-    if "global_pool" in config:
-        facts["pool"] = "mean" if config["global_pool"] == "avg" else "cls"
-    return facts
+    activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
+    if activation != "gelu":
+        raise another_kind(str(path), f"its activation is {activation}, ours gelu")
+    if eps > _LARGEST_EPS:
+        ours = f"ours LayerNorm of eps {_LARGEST_EPS:g}"
+        raise another_kind(str(path), f"its norm is LayerNorm of eps {eps:g}, {ours}")
+    images = config_beside(path, CONFIGS[1])
+    facts = {"num_heads": config.get("num_attention_heads"), "img_size": config.get("image_size")}
+    return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
+
+
+def facts_of_timm(
+    network: TimmNetwork, tensors: Mapping[str, Tensor], path: Path, *, named: bool
+) -> dict[str, Any]:
+    """Returns facts about weights of a network of timm's that is ours: `named` by the user, else by a config beside it.
+
+    A config may be written by hand, to tell the number of heads alone. Raises InputError if the tensors are not of the
+    network that was named.
+    """
+    model, config = network.model, {} if named else config_beside(path)
+    stated = network.config.to_dict() if named else config.get("pretrained_cfg") or {}
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    other = [name for name in shapes if name in tensors and tensors[name].shape != shapes[name]]
+    if named and (differing := [name for name in other if name != "pos_embed"]):
+        there, here = (list(one[differing[0]].shape) for one in (tensors, model.state_dict()))
+        raise InputError(f"{path} is not of {network.name}: {differing[0]} is {there} there, {here} in timm")
+    pool = config.get("global_pool", model.global_pool if named else None)
+    return {
+        "mean": stated.get("mean"),
+        "std": stated.get("std"),
+        "img_size": network.arguments.get("img_size") if other else model.patch_embed.img_size,
+        "num_heads": model.blocks[0].attn.num_heads,
+        "pool": pool and ("mean" if pool == "avg" else "cls"),
+    }
 
 
 def _facts_inside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:

@@ -34,7 +34,10 @@ def load_weights(
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
         ours, theirs = encoder.family, weights.network.name if weights.network else weights.geometry.family
-        raise InputError(f"{weights.source} does not fit the model: it is {theirs}, the model is {ours}")
+        hint = f"; give model.name={weights.network.name}" if weights.network else ""
+        raise InputError(
+            f"{weights.source} does not fit the model: it is {theirs}, the model is {ours}{hint}"
+        )
     tensors = {**weights.tensors}
     joined = tensors.get("cls_token")
     if joined is not None and joined.ndim == 3 and joined.shape[1] > 1:  # transformers' PixioModel
@@ -109,9 +112,12 @@ def warn_normalization_differs(
     """
     fitted = fit_normalization(weights, bands, len(mean))
     if fitted is not None and not np.allclose(fitted, (mean, std), rtol=1e-9, atol=0):
-        theirs, ours = ([round(value, 4) for value in values] for values in (fitted[0], mean))
+        there, here = (
+            [[round(value, 4) for value in values] for values in pair] for pair in (fitted, (mean, std))
+        )
         print(
-            f"warning: {weights.source} was trained with mean {theirs}, this run uses {ours} (data.normalize)",
+            f"warning: {weights.source} was trained with mean {there[0]}, this run uses {here[0]}; "
+            f"data.normalize={str(there).replace(' ', '')} is theirs",
             file=sys.stderr,
         )
 

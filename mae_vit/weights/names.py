@@ -84,7 +84,8 @@ def name_of(asked: str) -> str:
     """Returns a short name for weights: the run's folder, the file, the Hub's repository, or timm's model."""
     if asked.startswith(TIMM_PREFIX):
         name, file = split_timm(asked)
-        return "-".join(filter(None, (name.replace("/", "-"), name_of(str(file)) if file else None)))
+        own = name_of(str(file)) if file else name
+        return name.replace("/", "-") if own == name else f"{name}-{own}"
     if is_hub_name(asked):
         return parse_hub_name(asked).repo.rpartition("/")[2]
     path, network = split_network(asked)

@@ -40,7 +40,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     step_of,
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content
-from mae_vit.weights.facts import CONFIGS, facts_beside, is_ours, options_in
+from mae_vit.weights.facts import CONFIGS, config_beside, facts_beside, facts_of_timm, is_ours, options_in
 from mae_vit.weights.names import (
     FOREIGN_ORIGIN,
     FORMS,
@@ -53,7 +53,7 @@ from mae_vit.weights.names import (
     with_timms_name,
 )
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.timm_network import TimmNetwork, find_beside, find_timm
+from mae_vit.weights.timm_network import TimmNetwork, find_beside, find_timm, nearest_timm
 from mae_vit.weights.unwrap import check_values, find_network, named_tensors, with_whole_qkv
 
 ENCODER_PREFIX = "encoder."
@@ -144,7 +144,7 @@ class Weights:
         """
         if self.network is None:
             return self
-        if own := sorted({*self.network.arguments} - {"img_size", "num_classes"}):
+        if own := sorted({*self.network.arguments} - {"img_size"}):
             raise InputError(
                 f"{self.source} is {self.network.name} with other {', '.join(own)} (its config.json), which is not "
                 "trained here; measure it by finetune.mode=knn or linear_probe"
@@ -245,7 +245,9 @@ def _read_folder(folder: Path) -> Weights:
     if (file := ours or file_in(folder)) is not None:
         return _read_file(file)
     hint = f"give {_run_around(folder) or 'a file of weights'}"
-    raise InputError(f"{folder} is not a run folder (no checkpoints, no encoder.safetensors); {hint}")
+    raise InputError(
+        f"{folder} is no folder of weights (no checkpoints, encoder.safetensors or model.safetensors); {hint}"
+    )
 
 
 def _run_around(path: Path) -> Path | None:
@@ -301,7 +303,7 @@ def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | No
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
         raise InputError(f"{path} is a part of a checkpoint without weights; give {_run_around(path)}")
     metadata, content = read_content(path)
-    names = [*named_tensors(content)]
+    names, named = [*named_tensors(content)], by_timm is not None
     if not metadata:
         check_whole(path, names)
         by_timm = by_timm or find_beside(path)
@@ -319,17 +321,21 @@ def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | No
     if network_in is None and not metadata:
         if not names:
             raise InputError(f"{path} has no named tensors; give {FORMS}")
+        unknown = str(config_beside(path).get("architecture", ""))
+        hint = f"; config.json there names {unknown!r}, which timm does not have; {nearest_timm(unknown)}"
         raise InputError(
             f"{path} has no Vision Transformer with known names, but {', '.join(names[:3])} and others"
-            f"{with_timms_name(str(path))}"
+            f"{hint if unknown else with_timms_name(str(path))}"
         )
     # A file of ours without an encoder holds a head.
     tensors, where = network_in or (content, "")
     has_decoder = any(name.startswith("decoder_") for name in tensors)
+    if not metadata:
+        facts = facts_of_timm(by_timm, tensors, path, named=named) if by_timm else facts_beside(path, content)
     return _with_facts(
         str(path) if network is None else f"{path}@{network}",
         tensors,
-        metadata or facts_beside(path, content, by_timm),
+        metadata or facts,
         pool="mean" if metadata or "fc_norm.weight" in tensors else "cls",
         objective="mae" if has_decoder and not metadata else None,
         options=options_in(content),
@@ -390,6 +396,8 @@ def _read_timm(name: str) -> Weights:
     tagged, file = split_timm(name)
     network = find_timm(tagged)
     if file is not None:
+        if file.is_dir():
+            file = next((file / name for name in _TIMM_FILES if (file / name).is_file()), file)
         return replace(_read_file(file, by_timm=network), source=name, downloaded=file)
     repo = network.config.hf_hub_id
     try:

@@ -61,10 +61,15 @@ class TimmNetwork:
             with torch.device("meta"):
                 return self._create(num_classes=0)
         except Exception as error:  # timm raises many types
-            given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-            raise InputError(
-                f"timm cannot build {self.name} with {given or 'its defaults'} ({_short(error)})"
-            ) from None
+            given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+            hint = f" with {given}, as its config.json says" * bool(given)
+            raise InputError(f"timm cannot build {self.name}{hint} ({_short(error)})") from None
+
+    @property
+    def pool(self) -> str:
+        """Timm's name for its pooling; "timm's" for one without a name."""
+        pool = getattr(self.model, "global_pool", None)
+        return pool if isinstance(pool, str) else "timm's"
 
     @cached_property
     def images(self) -> ImageInput:
@@ -84,8 +89,7 @@ class TimmNetwork:
 
     def _create(self, **options: Any) -> Any:
         """Builds it by `timm.create_model`."""
-        given = {name: value for name, value in self.arguments.items() if name not in _GIVEN}
-        return timm.create_model(self.architecture, **{**given, **options})
+        return timm.create_model(self.architecture, **{**self.arguments, **options})
 
     def build(
         self,
@@ -159,17 +163,23 @@ def find_timm(name: str) -> TimmNetwork:
 def find_beside(path: Path) -> TimmNetwork | None:
     """Finds the network that timm's `config.json` beside a file of weights describes; None without one."""
     content = config_beside(path)
-    architecture, facts = content.get("architecture"), content.get("pretrained_cfg", {})
-    arguments = content.get("model_args", {})
+    architecture, facts = content.get("architecture"), content.get("pretrained_cfg") or {}
+    arguments = content.get("model_args") or {}
     if not (isinstance(architecture, str) and isinstance(facts, dict) and isinstance(arguments, dict)):
         return None
     if not timm.is_model(architecture):
         return None
     known = {item.name for item in fields(PretrainedCfg)} - {"url", "file", "hf_hub_id", "source"}
     stated = {key: value for key, value in facts.items() if key in known}
-    return TimmNetwork(
-        architecture, replace(_find_config(architecture) or PretrainedCfg(), **stated), arguments
+    config = replace(_find_config(architecture) or PretrainedCfg(), **stated)
+    arguments = {name: value for name, value in arguments.items() if name not in _GIVEN}
+    network = TimmNetwork(architecture, config, arguments)
+    # timm writes these two even if they change nothing.
+    usual = replace(
+        network, arguments={key: arguments[key] for key in arguments.keys() - {"in_chans", "global_pool"}}
     )
+    same = repr(network.model) == repr(usual.model) and network.pool == usual.pool
+    return usual if same else network
 
 
 @lru_cache
@@ -200,6 +210,7 @@ def nearest_timm(name: str) -> str:
 def _short(error: Exception) -> str:
     """Returns an error's message as one line."""
     text = " ".join(str(error).split()) or type(error).__name__
+    text = f"it lacks {text}" if isinstance(error, KeyError) else text
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
@@ -216,8 +227,9 @@ class TimmEncoder(FeatureEncoder):
         """
         super().__init__(images)
         assert weights.network is not None
-        self.weights, kind = weights, weights.network
-        tensors = None if random else weights.tensors
+        kind, tensors = weights.network, None if random else weights.tensors
+        # The network has a copy of the tensors.
+        self._digest, self.weights = weights.digest, replace(weights, tensors={})
         self.network = kind.build(images.img_size, images.in_chans, tensors, weights.source)
         self.eval().requires_grad_(False)
         height, width = images.img_size
@@ -244,14 +256,13 @@ class TimmEncoder(FeatureEncoder):
 
     def description(self) -> dict[str, Any]:
         """Returns the facts, as JSON, that determine the features: source, digest, sizes, normalization."""
-        pool = getattr(self.network, "global_pool", None)
         assert self.weights.network is not None
         return {
             "start": self.weights.source,
-            "digest": self.weights.digest,
+            "digest": self._digest,
             "origin": self.origin,
             "network": self.weights.network.name,
-            "pool": pool if isinstance(pool, str) else "timm's",
+            "pool": self.weights.network.pool,
             **super().description(),
             "interpolation": self.input.interpolation,
         }

@@ -92,7 +92,7 @@ class Line:
         """Caveats for readers: the config's note, labels that its weights have seen, repeated test reads."""
         notes = [
             self.rows[0].cell.entry.note,
-            f"{self.origin}: which images and labels they were is not known" if self.origin else "",
+            "weights of others, trained on images and labels that are not known" if self.origin else "",
             *(note for overlap, note in _SEEN.items() if overlap in self._seen),
             _READ_AGAIN if any((row.values.get("test_reads") or 1) > 1 for row in self.rows) else "",
         ]

@@ -16,9 +16,10 @@ from mae_vit.data.prepare.entries import SourceOptions
 from mae_vit.data.prepare.listing import shown
 
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
-# Of 0 and 1; `is_valid` is fastai's.
-_HELD_OUT = ("is_valid", "is_val")
+# Columns of yes and no -> the split of the images that have yes; `is_valid` is fastai's.
+_HELD_OUT = {"is_valid": "val", "is_val": "val", "held_out": "val", "holdout": "val", "is_test": "test"}
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
+_ANSWERS = {**_BITS, "no": 0, "yes": 1}
 # Rows that decide which column names images.
 _LOOKED_AT = 50
 Cells = Mapping[str, str]
@@ -56,8 +57,8 @@ class Columns(NamedTuple):
     def split_of(self, row: Cells) -> str:
         """Returns what a row says of the split; "" for nothing."""
         told = row[self.split] if self.split else ""
-        bit = _BITS.get(told.lower()) if self.split in _HELD_OUT else None
-        return told if bit is None else ("train", "val")[bit]
+        bit = _ANSWERS.get(told.lower()) if self.split in _HELD_OUT else None
+        return told if bit is None else ("train", _HELD_OUT[str(self.split)])[bit]
 
 
 def read_columns(
@@ -142,7 +143,7 @@ def _find_splits(names: Cells, rows: Sequence[Cells], others: Collection[str | N
         splits = set(map(user_files.split_named, values))
         # Numbers are folds: which of them are held out is not known.
         named = name == "split" and not all(map(str.isdecimal, values))
-        held_out = name in _HELD_OUT and all(value.lower() in _BITS for value in values)
+        held_out = name in _HELD_OUT and all(value.lower() in _ANSWERS for value in values)
         if named or held_out or (len(splits) > 1 and None not in splits):
             return name
     return None

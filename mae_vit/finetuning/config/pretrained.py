@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from mae_vit.core.hub import is_hub_name
 from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.models.geometry import Geometry, ViTGeometry
+from mae_vit.models.geometry import Geometry, NetworkGeometry, ViTGeometry
 from mae_vit.weights.names import name_of
 
 if TYPE_CHECKING:  # slow to import: not for a run from scratch
@@ -139,16 +140,23 @@ class WeightsOverrides:
         facts: dict[str, dict[str, Any]] = {
             "finetune": {"start": weights.source if is_hub_name(name) else name}
         }
-        if (geometry := weights.geometry) is not None:
+        mode = MODES.get(self._mode(finetune))
+        if (geometry := self._geometry(model, weights)) is not None:
             self._check_network(model, geometry)
             facts["model"] = geometry.to_config()
             if isinstance(geometry, ViTGeometry):
                 # As in the official MAE code, learned positions begin from a fixed table.
                 facts["model"]["pos_embed"] = "learnable"
+            if isinstance(geometry, NetworkGeometry):
+                # Networks have their own pooling and head.
+                finetune.pop("pool", None)
+                if mode and mode.trains == "all":
+                    finetune.pop("head_init", None)
             if weights.network is not None:
                 del facts["model"]["patch_size"]  # which `simmim` alone has a use for
-                for key in ("pool", "head_init"):
-                    finetune.pop(key, None)
+                for key in ("finetune.pool", "model.patch_size"):
+                    if key in self._given:
+                        raise InputError(f"{key} has no effect on {weights.network.name}; leave it out")
             elif "img_size" in model:
                 # Positions are interpolated to the size that the recipe asks for.
                 del facts["model"]["img_size"]
@@ -161,10 +169,19 @@ class WeightsOverrides:
                     del model[key]
         if weights.mean is not None and weights.std is not None:
             facts["data"] = {"normalize": [list(weights.mean), list(weights.std)]}
-        mode = MODES.get(self._mode(finetune))
         if weights.network is None and "pool" not in finetune and not (mode and mode.labels == "mask"):
             facts["finetune"]["pool"] = weights.pool
         return facts
+
+    def _geometry(self, model: Mapping[str, Any], weights: Weights) -> Geometry | None:
+        """Returns the weights' geometry, or that of their shapes; None if the config has to say it."""
+        if weights.geometry is not None or "model.name" in self._given or family_of(model) != "vit":
+            return weights.geometry
+        from mae_vit.weights.encoder import info_from_weights
+
+        with suppress(InputError):  # loading them will say what they lack
+            return info_from_weights(weights).geometry
+        return None
 
     def _check_network(self, model: Mapping[str, Any], geometry: Geometry) -> None:
         """Rejects an override for another network than the weights', or a recipe for another kind."""

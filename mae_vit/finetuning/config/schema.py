@@ -180,9 +180,7 @@ class FinetuneConfig(Config):
         name, mode, weights = self.model.name, self.finetune.mode, self.finetune.start
         if self.mode.trains != "all" and weights is None:
             raise ValueError(f'finetune.mode="{mode}" needs a Vision Transformer, not "{name}"')
-        if self.finetune.head_init != FinetuneSection().head_init:
+        if self.mode.trains == "all" and self.finetune.head_init != FinetuneSection().head_init:
             raise ValueError(f'finetune.head_init has no effect with model.name="{name}"')
         if self.finetune.pool != "mean":
-            raise ValueError(
-                f'finetune.pool="cls" has no effect with model.name="{name}", which pools by itself; leave it out'
-            )
+            raise ValueError(f'finetune.pool="cls" has no effect with model.name="{name}"; leave it out')

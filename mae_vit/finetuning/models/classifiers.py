@@ -142,7 +142,9 @@ class NetworkBody(Encoder):
         super().__init__()
         self.network = network
         head = network[-1] if isinstance(network, nn.Sequential) else network.get_classifier()  # type: ignore[operator]
-        self._head = {id(parameter) for parameter in head.parameters()}
+        # Distilled networks have two.
+        heads = head if isinstance(head, tuple) else (head,)
+        self._head = {id(value) for each in heads for value in each.state_dict(keep_vars=True).values()}
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all tensors but those of the head."""

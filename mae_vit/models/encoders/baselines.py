@@ -151,6 +151,8 @@ def build_network(
             del options["drop_path_rate"]  # this architecture has no drop path
             return timm.create_model(wanted, num_classes=num_classes, in_chans=in_chans, **options)
     except Exception as error:  # timm raises many types
+        if "drop_path_rate" in str(error):
+            raise ValueError(f"{name} has no stochastic depth; give model.drop_path_rate=0") from None
         raise ValueError(
             f"{name} cannot be built for {in_chans} x {img_size}: {error_reason(error)[:160]}"
         ) from None

@@ -113,11 +113,14 @@ def last_map(network: nn.Module, images: Tensor) -> Tensor:
         )[-1]
     except AssertionError as error:  # for example Hiera, which cannot norm its maps
         raise ValueError(f"timm has no map of features for this network ({error})") from None
-    if (norm := getattr(getattr(network, "head", None), "norm", None)) is not None:
-        return norm(features)
-    if isinstance(getattr(network, "norm", None), nn.Identity) and hasattr(network, "fc_norm"):
-        return network.fc_norm(features.movedim(1, -1)).movedim(-1, 1)  # type: ignore[operator]
-    return features
+    norm = getattr(getattr(network, "head", None), "norm", None)
+    if norm is None and isinstance(getattr(network, "norm", None), nn.Identity):
+        norm = getattr(network, "fc_norm", None)
+    if getattr(norm, "normalized_shape", None) != (features.shape[1],):  # none, or of a layer of the head
+        return features
+    if "2d" in type(norm).__name__:
+        return norm(features)  # type: ignore[misc]
+    return norm(features.movedim(1, -1)).movedim(-1, 1)  # type: ignore[misc]
 
 
 def in_fast_layout(images: Tensor, network: nn.Module) -> Tensor:

@@ -143,9 +143,9 @@ def test_a_third_party_encoder_is_marked_wherever_it_is_named(tmp_path):
     assert "scratch: 29.0 %" in chart
     marked = page.replace(f"DINOv2 {MARK}", "")
     # What is left is the note below the table, which says more.
-    assert re.findall(r"DINOv2.{12}", marked) == ["DINOv2: trained by"] * marked.count("DINOv2")
+    assert re.findall(r"DINOv2.{12}", marked) == ["DINOv2: weights of"] * marked.count("DINOv2")
     (note,) = collect_notes(lines)
-    assert note.startswith(f"DINOv2: {FOREIGN_ORIGIN}: ")
+    assert note.startswith("DINOv2: weights of others")
     assert first_chart(config, []) is None
 
 

@@ -8,7 +8,7 @@ import torch
 from helpers.commands import one_line
 from helpers.comparison import TINY_MODEL, gap_of, read_rows, read_scores, row, rows_of
 from helpers.images import prepare_pairs, write_pairs
-from helpers.weights.backbones import write_backbone
+from helpers.weights.backbones import write_named
 from PIL import Image
 from scipy import stats
 
@@ -113,9 +113,9 @@ def config(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(config, tmp_path, capsys):
-    file = write_backbone(tmp_path / "swin", "swin")
-    entry = f"""  - {{name: Swin, config: finetune_cifar_tiny, start: "{file}", modes: [segment_probe],
-      set: {{data.augment: {{crop: random_resized, flip: false}}}}}}
+    file = write_named("test_convnext", tmp_path)
+    entry = f"""  - {{name: ConvNeXt, config: finetune_cifar_tiny, start: "{file}", modes: [segment_probe],
+      set: {{model.img_size: 32, data.augment: {{crop: random_resized, flip: false}}}}}}
 reference: scratch"""
     config.write_text(config.read_text().replace("reference: scratch", entry))
     assert main(["--config", str(config), f"run.dir={tmp_path / 'run'}"]) == 0
@@ -125,12 +125,12 @@ reference: scratch"""
         ("scratch", "segment", ""),
         ("scratch", "segment_probe", ""),
         ("SmallResNet", "segment", ""),
-        ("Swin", "segment_probe", FOREIGN_ORIGIN),
+        ("ConvNeXt", "segment_probe", FOREIGN_ORIGIN),
     ]
     assert all(0 <= float(line["test_miou"]) <= 1 for line in rows)
     assert "test_top1" not in rows[0]
     report = (tmp_path / "run" / "report.md").read_text()
-    for text in ("mIoU %", "pixels %", "Wilcoxon", "SmallResNet", f"Swin ({FOREIGN_ORIGIN})"):
+    for text in ("mIoU %", "pixels %", "Wilcoxon", "SmallResNet", f"ConvNeXt ({FOREIGN_ORIGIN})"):
         assert text in report
     assert "top-1" not in report
     page = (tmp_path / "run" / "report.html").read_text()

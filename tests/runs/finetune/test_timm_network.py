@@ -141,6 +141,15 @@ def test_it_trains_resumes_and_predicts(name, call, tmp_path, capsys):
     assert "--ckpt (the digest" in one_line(capsys)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_recipe_takes_the_shape_of_a_vision_transformer(call, tmp_path, capsys, named):
+    weights = write_named("vit_tiny_patch16_224", tmp_path)
+    ckpt = weights if named else weights.partition("@")[2]
+    words = ["finetune.mode=knn", "model.img_size=32", "--dry-run"]
+    assert call(*words, ckpt=ckpt, config="linear_probe_base", model=(), small=()) == 0
+    assert "model.name=Ti, which replaces B" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("mode", ["segment_probe", pytest.param("segment", marks=pytest.mark.slow)])
 def test_a_run_on_masks_says_whose_weights_they_were(mode, measure, tmp_path):
     name = write_named("test_convnext", tmp_path)

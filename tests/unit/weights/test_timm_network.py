@@ -10,12 +10,17 @@ import timm
 import torch
 import torch.nn.functional as F
 from helpers.embedding import call, encoded, read_output, write_encoder
-from helpers.weights.backbones import KINDS, build, write_backbone
+from helpers.weights.backbones import KINDS, build, write_backbone, write_named
 from safetensors.torch import load_file, save_file
 
 import mae_vit
 from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.finetuning.models.classifiers import NetworkClassifier
+from mae_vit.models.encoders.baselines import build_network
+from mae_vit.models.encoders.network import NetworkEncoder
+from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.names import FOREIGN_ORIGIN, name_of
+from mae_vit.weights.read import read_weights
 
 SMALLEST = "test_vit2"  # with layer scale
 REPO = "timm/test_vit2.r160_in1k"
@@ -191,3 +196,42 @@ def test_a_file_of_another_kind_is_read_once_its_network_is_named(tmp_path, name
     assert mae_vit.load_encoder(weights.replace("NAME", name)).num_features > 0
     (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
     assert mae_vit.load_encoder(path).num_features > 0
+
+
+def test_a_folder_that_timm_writes_is_the_network_of_that_name(tmp_path):
+    """It states arguments that change nothing, too."""
+    torch.manual_seed(0)
+    model = timm.create_model("test_convnext")
+    timm.models.save_for_hf(model, tmp_path / "own", safe_serialization=True)
+    assert json.loads((tmp_path / "own" / "config.json").read_text())["model_args"]
+    weights = read_weights(str(tmp_path / "own"))
+    named = read_weights(f"timm:test_convnext@{tmp_path / 'own'}")
+    assert weights.fitted((32, 32), 3).tensors.keys() == named.fitted((32, 32), 3).tensors.keys()
+    assert (weights.digest, weights.network.images) == (named.digest, named.network.images)
+
+
+def test_the_heads_of_a_distilled_network_are_new(tmp_path):
+    name = "deit_tiny_distilled_patch16_224"
+    weights = read_weights(write_named(name, tmp_path)).fitted((32, 32), 3)
+    network = build_network(f"timm:{name}", num_classes=2, in_chans=3, img_size=(32, 32))
+    report = NetworkClassifier(network, mean=[0.5] * 3, std=[0.5] * 3, labels=LabelLoss(2)).load(weights)
+    assert (report.share, report.random) == (1, [])
+
+
+def test_channels_come_last_in_a_norm_behind_the_pooling():
+    encoder = NetworkEncoder("timm:test_mambaout", img_size=(64, 64), patch_size=1, in_chans=3)
+    images = images_of(64)
+    with torch.no_grad():
+        network = encoder.eval().network
+        expected = network.head.norm(network.forward_features(images))
+        torch.testing.assert_close(encoder.feature_map(images), expected.movedim(-1, 1))
+
+
+def test_a_network_of_our_kind_has_the_facts_of_its_name(tmp_path):
+    weights = read_weights(write_named("test_vit", tmp_path))
+    known = timm.get_pretrained_cfg("test_vit")
+    assert weights.network is None
+    assert (weights.mean, weights.std, weights.pool) == (known.mean, known.std, "cls")
+    assert weights.img_size == (160, 160)
+    with pytest.raises(InputError, match=r"is not of timm:vit_base_patch16_224: .* is \["):
+        read_weights(f"timm:vit_base_patch16_224@{weights.path}")

@@ -103,7 +103,8 @@ def test_an_archive_and_a_column_of_splits(labeled, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("column", "values"), [("subset", "TRAIN valid TEST"), ("is_val", "0 1 0"), ("3", "train val val")]
+    ("column", "values"),
+    [("subset", "TRAIN valid TEST"), ("is_val", "0 1 0"), ("held_out", "no yes no"), ("3", "train val val")],
 )
 def test_a_column_of_splits_is_known_by_its_values_too(labeled, column, values):
     head = "" if column == "3" else f"image,label,{column}\n"
@@ -119,7 +120,7 @@ def test_a_column_of_splits_is_known_by_its_values_too(labeled, column, values):
 
 def test_columns_that_are_not_read_are_told(labeled):
     table = "image,label,split,is_valid,age\n"
-    table += "".join(f"{path},{label},{n},yes,7\n" for n, (path, label) in enumerate(ROWS))
+    table += "".join(f"{path},{label},{n},often,7\n" for n, (path, label) in enumerate(ROWS))
     result = labeled(table)
     assert "columns of labels.csv that are not read: split, is_valid, age" in result.text
     assert labels_of(result) == EXPECTED
