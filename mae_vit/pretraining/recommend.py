@@ -31,6 +31,7 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images, naming_prepare
 from mae_vit.data.shards.dataset_json import TEST_SPLITS, Dataset, read_dataset
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.measurements import MEASUREMENTS, Measured
 from mae_vit.pretraining.setup import Setup, estimate_costs, set_up
 from mae_vit.runtime.device import free_memory_gib
 from mae_vit.runtime.ranks import ALONE
@@ -44,8 +45,8 @@ _WIDTH = 100
 _FROM_96_PX, _FROM_224_PX = 88, 160
 # On fewer cores 96 px take days.
 _CORES_FOR_96_PX = 8
-# Below this share of the photographs that were measured, and with more labels than this, the measurement says little.
-_FEW_IMAGES, _MANY_LABELS = 0.1, 20_000
+# With fewer images than this, or this share of those that were measured, or with more labels, it says little.
+_FEWEST, _FEW_IMAGES, _MANY_LABELS = 500, 0.1, 20_000
 # Fewer test images than 10 of each class, or than measure accuracy to within 5 points, are few.
 _TESTED_PER_CLASS, _SURE_POINTS = 10, 5.0
 _SHARES = ("1/10", "1/5", "1/3")
@@ -69,52 +70,6 @@ DIGITS = Preset("mae_digits", "finetune_cifar_tiny")
 BANDS = Preset("mae_satellite", "finetune_photos_64")
 # What compare_photos pretrains.
 _COMPARED = PHOTOS_64.pretrain
-
-
-class Measured(NamedTuple):
-    """A measured effect of the length: `docs/results/SOURCE/results.csv`, fine-tuned, mean over seeds.
-
-    Attributes:
-        what: the images, in words.
-        side: their side in pixels.
-        images: how many the encoder was pretrained on.
-        labels: how many fine-tuning had.
-        gains: steps of MAE -> points of test accuracy above the same ViT from scratch.
-        cnn: what a small CNN reached against it.
-        source: folder of the result.
-    """
-
-    what: str
-    side: int
-    images: int
-    labels: int
-    gains: dict[int, float]
-    cnn: str
-    source: str
-
-
-MEASUREMENTS = (
-    Measured(
-        "handwritten digits of 8 px", 8, 1_497, 400, {200: -5.4, 600: 29.8, 1_800: 38.1, 5_400: 40.1},
-        "small CNNs do as well without pretraining", "study_length",
-    ),
-    Measured(
-        "CIFAR-10", 32, 50_000, 5_000, {2_925: 13.6, 19_500: 18.5},
-        "a small CNN that trains for long is better still", "compare_cifar10_5k",
-    ),
-    Measured(
-        "photographs of 64 px", 64, 1_000, 1_000, {2_000: 11.9},
-        "a small CNN with as much compute and mixed images is better still", "study_thousand_photos",
-    ),
-    Measured(
-        "photographs of 64 px", 64, 5_000, 1_000, {2_000: 12.4},
-        "a small CNN with as much compute does as well", "study_few_images",
-    ),
-    Measured(
-        "photographs of 64 px", 64, 25_000, 2_500, {2_000: 10.6, 6_000: 16.7},
-        "a small CNN with as much compute does as well", "study_length_tiny_imagenet",
-    ),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -272,7 +227,7 @@ def describe_gain(images: Images, steps: int) -> str:
         return f"not known; with so many labels try supervised training first. {on}"
     so_many = "few" if images.train < near.images / 2 else "many" if images.train > 2 * near.images else ""
     unmeasured = f"; so {so_many} images were not measured" if so_many else ""
-    if images.train < _FEW_IMAGES * near.images:
+    if images.train < max(_FEWEST, _FEW_IMAGES * near.images):
         return f"not known{unmeasured}. Try published encoders first. {on}"
     if not reached and gain > 0:
         short = "nor was so short a run" if so_many else "so few steps were not measured"
@@ -328,7 +283,7 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
     run, tuned, compared = (_run_name(one, data) for one in (preset.pretrain, preset.finetune, _COMPARED))
     # The presets for photographs read this folder.
     path = [f"data.path={shlex.quote(data)}"] * (preset.compare is None or Path(data) != Path("data/photos"))
-    few = images.train < _FEW_IMAGES * _nearest(images).images
+    few = images.train < max(_FEWEST, _FEW_IMAGES * _nearest(images).images)
     if few and images.labeled and images.dataset.bands.photographs:
         published = "--ckpt timm:vit_small_patch14_reg4_dinov2 model.img_size=224 finetune.mode=knn"
         commands.append(f"mae-vit finetune linear_probe_base {published} data.path={shlex.quote(data)}")
