@@ -222,6 +222,8 @@ class _Meter:
         self._plan, self._precision = plan, precision
         self._tries: dict[str, StepTime | None] = {}
         self._models: dict[RunSpec, EncoderConfig] = {}
+        # Weights, mode and network of which a load has shown that they fit.
+        self._fitting: set[tuple[str | None, str, str]] = set()
         self.works: dict[RunSpec, Work] = {}
 
     def count_all(self) -> None:
@@ -285,8 +287,10 @@ class _Meter:
         config = load_config(FinetuneConfig, run.config, words, amend=weights)
         arguments = Arguments(run.config, words, dry_run=True, same_batch=True)
         setup = set_up(arguments, config, weights.weights, ALONE)
-        if start is None and run.weights is not None and self._precision:  # they may not fit
+        kind = run.weights, cell.mode, config.model.model_dump_json()
+        if start is None and run.weights is not None and self._precision and kind not in self._fitting:
             setup.load(setup.build()) if isinstance(setup, Training) else open_frozen(setup)
+            self._fitting.add(kind)
         return setup
 
 

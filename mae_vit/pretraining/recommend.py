@@ -225,7 +225,8 @@ def describe_gain(images: Images, steps: int) -> str:
     )
     if images.labeled >= _MANY_LABELS:
         return f"not known; with so many labels try supervised training first. {on}"
-    so_many = "few" if images.train < near.images / 2 else "many" if images.train > 2 * near.images else ""
+    measured = [each.images for each in MEASUREMENTS if each.side == near.side]
+    so_many = "few" * (images.train < 0.9 * min(measured)) or "many" * (images.train > 2 * max(measured))
     unmeasured = f"; so {so_many} images were not measured" if so_many else ""
     if images.train < max(_FEWEST, _FEW_IMAGES * near.images):
         return f"not known{unmeasured}. Try published encoders first. {on}"

@@ -71,7 +71,9 @@ def facts_of_timm(
     if named and (differing := [name for name in other if name != "pos_embed"]):
         there, here = (list(one[differing[0]].shape) for one in (tensors, model.state_dict()))
         raise InputError(f"{path} is not of {network.name}: {differing[0]} is {there} there, {here} in timm")
-    pool = config.get("global_pool", model.global_pool if named else None)
+    # With a norm behind the mean, the weights say it themselves.
+    by_name = model.global_pool if named and "fc_norm.weight" not in tensors else None
+    pool = config.get("global_pool", by_name)
     return {
         "mean": stated.get("mean"),
         "std": stated.get("std"),

@@ -397,7 +397,9 @@ def _read_timm(name: str) -> Weights:
     network = find_timm(tagged)
     if file is not None:
         if file.is_dir():
-            file = next((file / name for name in _TIMM_FILES if (file / name).is_file()), file)
+            file = next((file / each for each in _TIMM_FILES if (file / each).is_file()), file)
+            if file.is_dir():
+                raise InputError(f"{file} has no {' or '.join(_TIMM_FILES)}; give the file of weights")
         return replace(_read_file(file, by_timm=network), source=name, downloaded=file)
     repo = network.config.hf_hub_id
     try:

@@ -19,7 +19,7 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_pa
 # Columns of yes and no -> the split of the images that have yes; `is_valid` is fastai's.
 _HELD_OUT = {"is_valid": "val", "is_val": "val", "held_out": "val", "holdout": "val", "is_test": "test"}
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
-_ANSWERS = {**_BITS, "no": 0, "yes": 1}
+_ANSWERS = {**_BITS, "no": 0, "n": 0, "yes": 1, "y": 1}
 # Rows that decide which column names images.
 _LOOKED_AT = 50
 Cells = Mapping[str, str]
@@ -144,6 +144,10 @@ def _find_splits(names: Cells, rows: Sequence[Cells], others: Collection[str | N
         # Numbers are folds: which of them are held out is not known.
         named = name == "split" and not all(map(str.isdecimal, values))
         held_out = name in _HELD_OUT and all(value.lower() in _ANSWERS for value in values)
+        if held_out and (other := next((each for each in _HELD_OUT if each in names and each != name), None)):
+            raise InputError(
+                f"the columns {name} and {other} both hold images out; write one column of train, val and test"
+            )
         if named or held_out or (len(splits) > 1 and None not in splits):
             return name
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # slow to import: not for a run from scratch
 
 # Key of a config file; its sections override the others if there are pretrained weights.
 WITH_START = "with_start"
+# With one of these the command line says which network the weights are of.
+_OF_THE_SHAPE = {"model.name", "model.embed_dim", "model.depth", "model.num_heads"}
 
 
 def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Weights | None, list[str]]:
@@ -143,44 +146,52 @@ class WeightsOverrides:
         mode = MODES.get(self._mode(finetune))
         if (geometry := self._geometry(model, weights)) is not None:
             self._check_network(model, geometry)
-            facts["model"] = geometry.to_config()
-            if isinstance(geometry, ViTGeometry):
-                # As in the official MAE code, learned positions begin from a fixed table.
-                facts["model"]["pos_embed"] = "learnable"
+            facts["model"] = self._network_facts(model, geometry, weights)
             if isinstance(geometry, NetworkGeometry):
                 # Networks have their own pooling and head.
                 finetune.pop("pool", None)
                 if mode and mode.trains == "all":
                     finetune.pop("head_init", None)
-            if weights.network is not None:
-                del facts["model"]["patch_size"]  # which `simmim` alone has a use for
-                for key in ("finetune.pool", "model.patch_size"):
-                    if key in self._given:
-                        raise InputError(f"{key} has no effect on {weights.network.name}; leave it out")
-            elif "img_size" in model:
-                # Positions are interpolated to the size that the recipe asks for.
-                del facts["model"]["img_size"]
-            if family_of(model) != geometry.family:
-                # Of the file's own options those stay that the weights' family shares.
-                shared = {"img_size", "in_chans", "drop_path_rate"} & set(
-                    ENCODERS[geometry.family].model_fields
-                )
-                for key in set(model) - shared:
-                    del model[key]
         if weights.mean is not None and weights.std is not None:
             facts["data"] = {"normalize": [list(weights.mean), list(weights.std)]}
         if weights.network is None and "pool" not in finetune and not (mode and mode.labels == "mask"):
             facts["finetune"]["pool"] = weights.pool
         return facts
 
+    def _network_facts(self, model: dict[str, Any], geometry: Geometry, weights: Weights) -> dict[str, Any]:
+        """Returns the values of `model` that the weights bring; removes from it what their network does not have."""
+        facts = geometry.to_config()
+        if weights.geometry is None:
+            del facts["in_chans"]  # which the data say, as for a config's own network
+        if isinstance(geometry, ViTGeometry):
+            # As in the official MAE code, learned positions begin from a fixed table.
+            facts["pos_embed"] = "learnable"
+        if weights.network is not None:
+            del facts["patch_size"]  # which `simmim` alone has a use for
+            for key in ("finetune.pool", "model.patch_size"):
+                if key in self._given:
+                    raise InputError(f"{key} has no effect on {weights.network.name}; leave it out")
+        elif "img_size" in model:
+            # Positions are interpolated to the size that the recipe asks for.
+            del facts["img_size"]
+        if family_of(model) != geometry.family:
+            # Of the file's own options those stay that the weights' family shares.
+            shared = {"img_size", "in_chans", "drop_path_rate"} & set(ENCODERS[geometry.family].model_fields)
+            for key in set(model) - shared:
+                del model[key]
+        return facts
+
     def _geometry(self, model: Mapping[str, Any], weights: Weights) -> Geometry | None:
-        """Returns the weights' geometry, or that of their shapes; None if the config has to say it."""
-        if weights.geometry is not None or "model.name" in self._given or family_of(model) != "vit":
+        """Returns the weights' geometry, or that of their shapes if it is not the config's; None for the config's."""
+        if weights.geometry is not None or _OF_THE_SHAPE & self._given.keys() or family_of(model) != "vit":
             return weights.geometry
         from mae_vit.weights.encoder import info_from_weights
 
-        with suppress(InputError):  # loading them will say what they lack
-            return info_from_weights(weights).geometry
+        with suppress(InputError, ValueError):  # shapes do not show the heads of all sizes
+            found = info_from_weights(weights).geometry
+            own = ENCODERS["vit"].model_validate({**model, "init": None}).geometry()
+            shared = {name: getattr(own, name) for name in ("img_size", "in_chans", "pos_embed")}
+            return None if replace(found, **shared) == own else found
         return None
 
     def _check_network(self, model: Mapping[str, Any], geometry: Geometry) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.index import open_index
 from mae_vit.evaluation.knn import knn_scores
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.models.classifier_file import load_classifier
 from mae_vit.finetuning.models.classifiers import NetworkClassifier
 from mae_vit.models.encoders.baselines import build_network
@@ -148,6 +149,19 @@ def test_a_recipe_takes_the_shape_of_a_vision_transformer(call, tmp_path, capsys
     words = ["finetune.mode=knn", "model.img_size=32", "--dry-run"]
     assert call(*words, ckpt=ckpt, config="linear_probe_base", model=(), small=()) == 0
     assert "model.name=Ti, which replaces B" in capsys.readouterr().out
+
+
+def test_a_recipe_of_the_same_shape_stays_as_it_is(tmp_path):
+    """So runs of files without a geometry resume, and their channels are the data's."""
+    file = write_named("vit_tiny_patch16_224", tmp_path).partition("@")[2]
+    config = tmp_path / "recipe.yaml"
+    config.write_text("")
+    for name, kept in (("Ti", True), ("B", False)):
+        raw = {"model": {"name": name, "patch_size": 16, "img_size": 32}}
+        WeightsOverrides(file, config)(raw)
+        assert (raw["model"] == {"name": name, "patch_size": 16, "img_size": 32}) == kept
+        assert raw["model"]["name"] == "Ti"
+        assert "in_chans" not in raw["model"]
 
 
 @pytest.mark.parametrize("mode", ["segment_probe", pytest.param("segment", marks=pytest.mark.slow)])

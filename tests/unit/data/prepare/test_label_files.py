@@ -126,6 +126,12 @@ def test_columns_that_are_not_read_are_told(labeled):
     assert labels_of(result) == EXPECTED
 
 
+def test_two_columns_that_hold_out_are_one_line(labeled):
+    result = labeled("image,label,is_valid,is_test\n" + "".join(f"{p},{c},0,1\n" for p, c in ROWS))
+    assert result.code == 2
+    assert "is_valid and is_test" in result.text
+
+
 def test_a_column_asked_for_as_labels_is_not_of_splits(labeled):
     table = "image,kind\n" + "".join(
         f"{p},{kind}\n" for (p, _), kind in zip(ROWS, ("train", "test") * 2, strict=True)
