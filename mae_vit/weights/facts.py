@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
+from pydantic import ValidationError
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from mae_vit.config.encoders import section_class
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json
 from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.geometry import Geometry
 from mae_vit.weights.names import another_kind
 
 if TYPE_CHECKING:
@@ -134,6 +138,32 @@ def difference_of(names: Collection[str], class_tokens: int = 1) -> str:
     if "patch_embed.proj.weight" in names and "cls_token" not in names:
         return "it has no class token, ours has one"
     return ""
+
+
+def checked_geometry(geometry: Geometry | None, metadata: dict[str, Any], path: Path) -> Geometry | None:
+    """Raises InputError for metadata of ours that a config could not state; returns the geometry."""
+    try:
+        for name, least in (("mean", -inf), ("std", 0)):
+            if not all(least < value < inf for value in metadata.get(name) or ()):
+                raise ValueError(f"{name}={metadata[name]}: must be finite, and std above 0")
+        if metadata.get("pool") not in (None, "cls", "mean"):
+            raise ValueError(f'pool="{metadata["pool"]}": must be "cls" or "mean"')
+        if geometry is not None and hasattr(geometry, "num_heads"):
+            section_class(geometry.family, path).model_validate(geometry.to_config()).geometry()
+    except (TypeError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = (
+                f"{first['loc'][0]}={first['input']!r}: not possible" if first["loc"] else plain_reason(error)
+            )
+        raise InputError(f"{path}: its metadata are damaged ({reason}); copy it again") from None
+    return geometry
+
+
+def plain_reason(error: ValidationError) -> str:
+    """Returns what a value that is not possible should be."""
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 def config_beside(path: Path, name: str = CONFIGS[0]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, isqrt
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,16 @@ from mae_vit.training.checkpoints.checkpoint import (
     step_of,
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content
-from mae_vit.weights.facts import CONFIGS, config_beside, facts_beside, facts_of_timm, is_ours, options_in
+from mae_vit.weights.facts import (
+    CONFIGS,
+    checked_geometry,
+    config_beside,
+    facts_beside,
+    facts_of_timm,
+    is_ours,
+    options_in,
+    plain_reason,
+)
 from mae_vit.weights.names import (
     FOREIGN_ORIGIN,
     FORMS,
@@ -144,13 +153,7 @@ class Weights:
         """
         if self.network is None:
             return self
-        if own := sorted({*self.network.arguments} - {"img_size"}):
-            raise InputError(
-                f"{self.source} is {self.network.name} with other {', '.join(own)} (its config.json), which is not "
-                "trained here; measure it by finetune.mode=knn or linear_probe"
-            )
-        network = self.network.build(img_size, in_chans, self.tensors, self.source)
-        return replace(self, tensors=network.state_dict())
+        return replace(self, tensors=self.network.fit(self.tensors, self.source, img_size, in_chans))
 
     @cached_property
     def digest(self) -> str:
@@ -212,12 +215,8 @@ def read_weights(name: str) -> Weights:
     except OSError as error:
         raise InputError(f"cannot read {error.filename or name}: {error_reason(error)}") from None
     except Exception as error:  # any malformed content of an untrusted file
-        reason = _plain_reason(error) if isinstance(error, ValidationError) else error_reason(error)
+        reason = plain_reason(error) if isinstance(error, ValidationError) else error_reason(error)
         raise InputError(f"{name} cannot be read as weights ({reason}); give another file") from None
-
-
-def _plain_reason(error: ValidationError) -> str:
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 def _read_folder(folder: Path) -> Weights:
@@ -311,7 +310,7 @@ def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | No
             check_values(tensors := named_tensors(content), path)
             return _of_timm(str(path), tensors, by_timm)
     section_class(metadata.get("family") or "vit", path)
-    geometry = _checked(geometry_from(metadata), metadata, path)
+    geometry = checked_geometry(geometry_from(metadata), metadata, path)
     if "network" in metadata:  # fine-tuned; patch size 1, as nothing masked its patches
         facts = {"name": metadata["network"], "img_size": metadata["img_size"]}
         section = ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])})
@@ -343,29 +342,6 @@ def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | No
         downloaded=None if network is None else path,
         remarks={"found": where} if where else {},
     )
-
-
-def _checked(geometry: Geometry | None, metadata: dict[str, Any], path: Path) -> Geometry | None:
-    """Raises InputError for metadata of ours that a config could not state; returns the geometry."""
-    try:
-        for name, least in (("mean", -inf), ("std", 0)):
-            if not all(least < value < inf for value in metadata.get(name) or ()):
-                raise ValueError(f"{name}={metadata[name]}: must be finite, and std above 0")
-        if metadata.get("pool") not in (None, "cls", "mean"):
-            raise ValueError(f'pool="{metadata["pool"]}": must be "cls" or "mean"')
-        if geometry is not None and hasattr(geometry, "num_heads"):
-            section_class(geometry.family, path).model_validate(geometry.to_config()).geometry()
-    except (TypeError, ValueError) as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            reason = (
-                f"{first['loc'][0]}={first['input']!r}: not possible"
-                if first["loc"]
-                else _plain_reason(error)
-            )
-        raise InputError(f"{path}: its metadata are damaged ({reason}); copy it again") from None
-    return geometry
 
 
 def _read_hub(name: str) -> Weights:

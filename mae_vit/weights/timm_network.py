@@ -140,6 +140,17 @@ class TimmNetwork:
                 f"{self.name} does not accept images of {size} px; its patches have {patches} px"
             )
 
+    def fit(
+        self, tensors: Mapping[str, Tensor], source: str, img_size: tuple[int, int], in_chans: int
+    ) -> dict[str, Tensor]:
+        """Returns the tensors of `source` for training on images of a size; see `Weights.fitted`."""
+        if own := sorted({*self.arguments} - {"img_size"}):
+            raise InputError(
+                f"{source} is {self.name} with other {', '.join(own)} (its config.json), which is not trained here; "
+                "measure it by finetune.mode=knn or linear_probe"
+            )
+        return self.build(img_size, in_chans, tensors, source).state_dict()
+
     def _heads(self) -> list[tuple[str, ...]]:
         """Lists prefixes of the head's tensors, in order of trial: its last layer, then the module around it."""
         named = self.config.classifier or ()
