@@ -26,8 +26,6 @@ Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # Modes that train a whole network -> the validation metric that chooses their settings.
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
-# A network of timm's brings these itself: the comparison's shared values are for ours.
-_OF_THE_ENCODER = ("model.", "finetune.pool", "finetune.head_init", "data.normalize")
 # `start` of rows that are left out unless the comparison's key of that name is given.
 PUBLISHED = "published"
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
@@ -283,14 +281,6 @@ def slug(name: str) -> str:
     if not kept or any(letter.isalnum() and not letter.isascii() for letter in letters):
         kept.append(hashlib.sha1(letters.encode()).hexdigest()[:8])
     return "-".join(kept)
-
-
-def entry_settings(config: CompareConfig, entry: EntrySection, *, of_timm: bool = False) -> Overrides:
-    """Joins a row's overrides: the comparison's and the entry's, which win; `of_timm`: see `Inputs.are_of_timm`."""
-    shared = config.set
-    if of_timm:
-        shared = {key: value for key, value in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
-    return {**joined(shared, entry.set), "data.path": config.data.path}
 
 
 def joined(shared: Overrides, own: Overrides) -> Overrides:

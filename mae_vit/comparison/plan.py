@@ -19,7 +19,6 @@ from mae_vit.comparison.config import (
     EntrySection,
     Labels,
     Overrides,
-    entry_settings,
     joined,
     slug,
 )
@@ -72,6 +71,10 @@ def settings_with_start(
         )
 
     return {key: value for key, value in recipe.items() if not is_overridden(key)}
+
+
+# A network of timm's brings these itself: the comparison's shared values are for ours.
+_OF_THE_ENCODER = ("model.", "finetune.pool", "finetune.head_init", "data.normalize")
 
 
 @dataclass(frozen=True)
@@ -225,10 +228,10 @@ class ComparisonPlan:
 
     def entry_settings(self, entry: EntrySection) -> Overrides:
         """Joins a row's overrides: the comparison's and the entry's, which win."""
-        given = None if entry.start in self.config.pretrain else entry.start
-        return entry_settings(
-            self.config, entry, of_timm=given is not None and self.inputs.are_of_timm(given)
-        )
+        shared, start = self.config.set, entry.start
+        if start is not None and start not in self.config.pretrain and self.inputs.are_of_timm(start):
+            shared = {key: each for key, each in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
+        return {**joined(shared, entry.set), "data.path": self.config.data.path}
 
     def _tuning(self, entry: EntrySection, labels: Labels, number: int) -> RunSpec:
         """Returns the run that tries setting `number` on validation images."""

@@ -296,8 +296,7 @@ def _read_checkpoint(path: Path) -> Weights:
 def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | None = None) -> Weights:
     """Reads the encoder in a file, ours or third-party, in any supported container and naming.
 
-    `network` chooses one of several in the file. `by_timm` says of which network of timm's the weights are; else timm's
-    `config.json` beside the file.
+    `network` chooses one of several in it; `by_timm` is the network of timm's, which else its `config.json` names.
     """
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
         raise InputError(f"{path} is a part of a checkpoint without weights; give {_run_around(path)}")
@@ -361,9 +360,8 @@ def _read_hub(name: str) -> Weights:
 
 def _of_timm(source: str, tensors: dict[str, Tensor], network: TimmNetwork) -> Weights:
     """Describes weights of a network that our encoders cannot be."""
-    images = network.images
+    images, facts = network.images, {"mean": network.images.mean, "std": network.images.std}
     geometry = NetworkGeometry(images.img_size, 1, images.in_chans, network.name)
-    facts = {"mean": images.mean, "std": images.std}
     return _with_facts(source, tensors, facts, pool="mean", geometry=geometry, network=network)
 
 
@@ -373,9 +371,8 @@ def _read_timm(name: str) -> Weights:
     network = find_timm(tagged)
     if file is not None:
         if file.is_dir():
-            file = next((file / each for each in _TIMM_FILES if (file / each).is_file()), file)
-            if file.is_dir():
-                raise InputError(f"{file} has no {' or '.join(_TIMM_FILES)}; give the file of weights")
+            files = [file / each for each in _TIMM_FILES]
+            file = next((each for each in files if each.is_file()), files[0])
         return replace(_read_file(file, by_timm=network), source=name, downloaded=file)
     repo = network.config.hf_hub_id
     try:

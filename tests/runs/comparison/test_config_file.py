@@ -9,7 +9,7 @@ from helpers.comparison import TINY_MODEL, compare_command, equal_compute_plan, 
 from helpers.encoders import encoder_file
 
 from mae_vit.comparison.command import main
-from mae_vit.comparison.config import CompareConfig, EntrySection, entry_settings
+from mae_vit.comparison.config import CompareConfig, EntrySection
 from mae_vit.comparison.foresee import foresee_runs
 from mae_vit.comparison.main import check
 from mae_vit.comparison.plan import ComparisonPlan, settings_with_start
@@ -84,7 +84,7 @@ def test_what_a_row_sets_wins_over_another_key_for_the_same(tmp_path):
     entry = {"name": "x", "set": {"train.steps": 100, "optim.lr": 1e-3}}
     plan = plan_of(tmp_path, [entry], set=shared)
     expected = {"train.warmup_epochs": 5, **entry["set"], "data.path": plan.config.data.path}
-    assert entry_settings(plan.config, plan.config.entries[0]) == expected
+    assert plan.entry_settings(plan.config.entries[0]) == expected
 
 
 def test_what_a_comparison_sets_wins_over_with_start(tmp_path):

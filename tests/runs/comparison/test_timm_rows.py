@@ -5,7 +5,7 @@ from helpers.commands import ROOT
 from helpers.weights.backbones import write_backbone, write_named
 
 from mae_vit.comparison.config import CompareConfig
-from mae_vit.comparison.inputs import digest_of_weights
+from mae_vit.comparison.inputs import Inputs, digest_of_weights
 from mae_vit.comparison.main import check
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.config.load import load_config
@@ -69,3 +69,8 @@ def test_other_weights_in_its_file_are_other_inputs(tmp_path):
     after = [digest_of_weights(name) for name in names]
     assert before[0] != after[0]
     assert before[1] is after[1] is None
+
+
+def test_a_report_knows_weights_of_timm_that_are_gone():
+    assert Inputs({"weights gone": "@digest of timm"}).are_of_timm("gone")
+    assert not Inputs({"weights gone": "@digest"}).are_of_timm("gone")
