@@ -338,6 +338,7 @@ def run_facts(setup: Setup) -> dict[str, Any]:
     return {
         "mode": config.finetune.mode,
         "model": config.model.name,
+        "img_size": list(config.model.image_hw),
         "start": config.finetune.start,
         "start_origin": setup.origin,
         "seed": config.run.seed,

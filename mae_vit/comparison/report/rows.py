@@ -127,6 +127,7 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
     values: dict[str, Any] = {
         "entry": cell.entry.name,
         "model": summary.get("model"),
+        "img_size": "x".join(map(str, summary["img_size"])) if "img_size" in summary else None,
         "start": cell.entry.start or "scratch",
         "start_origin": summary.get("start_origin"),
         "labels_per_class": cell.labels,

@@ -136,8 +136,13 @@ def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
 
 
 def collect_notes(lines: Sequence[Line]) -> list[str]:
-    """Returns the notes of all rows, once for each entry."""
-    return list(dict.fromkeys(f"{line.entry}: {'; '.join(line.notes)}." for line in lines if line.notes))
+    """Returns the notes of all rows, once for each entry; its image size too if another's differs."""
+    sizes = [line.rows[0].values.get("img_size") for line in lines]
+    notes = []
+    for line, size in zip(lines, sizes, strict=True):
+        if found := [*([f"images of {size} px"] if size and len(set(sizes)) > 1 else []), *line.notes]:
+            notes.append(f"{line.entry}: {'; '.join(found)}.")
+    return list(dict.fromkeys(notes))
 
 
 def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:

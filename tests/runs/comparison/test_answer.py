@@ -174,6 +174,20 @@ def test_notes_stand_below_the_table_once():
     assert collect_notes(table_lines(config_of(rows), rows)) == ["other: its note."]
 
 
+def test_image_sizes_are_noted_where_they_differ():
+    ours, theirs = rows_of("ours", [0.7]), rows_of("theirs", [0.8])
+
+    def notes(*sizes: str) -> list[str]:
+        rows = [
+            replace(row, values=row.values | {"img_size": size})
+            for row, size in zip(ours + theirs, sizes, strict=True)
+        ]
+        return collect_notes(table_lines(config_of(rows), rows))
+
+    assert notes("64x64", "64x64") == []
+    assert notes("64x64", "224x224") == ["ours: images of 64x64 px.", "theirs: images of 224x224 px."]
+
+
 def test_the_reading_says_whether_held_out_images_chose_the_epoch():
     texts = set()
     for held_out in (20, 0):
