@@ -160,10 +160,13 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     print("\n".join(report.lines()))
     if arguments.preview:
         _preview(out, report)
-    classes = len(report.dataset.classes)
-    labels = count_of(classes, "class", "classes") if classes else "no labels"
+    # Imports numpy.
+    from mae_vit.data.prepare.listing import shown
+
+    names = report.dataset.classes
+    labels = f"{count_of(len(names), 'class', 'classes')} ({shown(names)})" if names else "no labels"
     print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
-    if classes == 1 and report.dataset.segmentation is None:
+    if len(names) == 1 and report.dataset.segmentation is None:
         alone = "" if arguments.in_place else "; --no-labels prepares the images without it"
         print(f"note: a single class cannot be learned{alone}")
     if "train" in report.dataset.splits:

@@ -197,7 +197,10 @@ def decode_text(content: bytes, where: str, *, errors: str = "strict") -> str:
     try:
         return content.decode(encoding, errors)
     except UnicodeDecodeError:
-        raise InputError(f"{where} is not in UTF-8; convert it (iconv -t UTF-8, or your editor)") from None
+        what = "not in UTF-8; save it so (Excel: CSV UTF-8), or convert it (iconv -f WINDOWS-1252 -t UTF-8)"
+        if content.startswith(b"PK"):
+            what = "an Excel workbook or an archive; save its text as UTF-8 (Excel: CSV UTF-8)"
+        raise InputError(f"{where} is {what}") from None
 
 
 def expand_text(text: str) -> str:

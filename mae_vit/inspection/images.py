@@ -98,7 +98,7 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
             preprocessing, bands = encoder.preprocessing.of_prepared, index.dataset.bands
         else:
             with naming_prepare(data):
-                source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
+                source = find_images(os.path.join(".", data), out=Path(scratch), labels=False)
             readers = [source.entries[place].read for place in _draw(len(source.entries), count)]
         images = []
         for read in readers:

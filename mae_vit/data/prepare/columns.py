@@ -123,9 +123,9 @@ def read_columns(
         labels, bits = [], ()
     unclear = f" --image-column {shown([names[images[0]]])}" if len(images) > 1 else ""
     if len(labels) > 1:
-        unclear += f" --label-column {shown([names[labels[0]]])}"
+        unclear += " --label-column NAME"
     if unclear:
-        listed = shown(names[name] for name in dict.fromkeys((*images, *labels, *names)))
+        listed = plain_text(", ".join(names[name] for name in dict.fromkeys((*images, *labels, *names))))
         raise InputError(
             f"table {table}: several of the columns {listed} may be paths or labels; choose with{unclear}"
         )

@@ -29,12 +29,14 @@ DRAWN = re.compile("mask|label|annot|truth|segm|target|maps|gt", re.IGNORECASE)
 _TRUTH = re.compile(r"gt([A-Z_-]|$)")
 # Parts of a benchmark, as for re-identification, which are no classes beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
-# Numbered parts of one data set: by a program, a camera (100APPLE), a day, a patient.
+# Numbered parts of one data set: by a program, a camera (100APPLE), a patient.
 _NUMBERED = re.compile(
     r"(.*[\W_])?(part|images?|imgs?|photos|batch|chunk|shard|subset|folder|fold)[\W_]?\d+|[1-9]\d\d[A-Z0-9_]{5}|"
-    r"(19|20)\d\d-\d\d(-\d\d)?|\w+_(19|20)\d\d(0[1-9]|1[0-2])\d\d|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+(_\w+)?",
+    r"\w+_(19|20)\d\d(0[1-9]|1[0-2])\d\d|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+(_\w+)?",
     re.IGNORECASE,
 )
+# Albums by day or month, also with words: 2022-01-04 Rome, 01.05.2023.
+_DATED = re.compile(r"((19|20)\d\d([-_.])\d\d(\3\d\d)?|\d\d([-_.])\d\d\5(19|20)\d\d)([\W_].*)?")
 # The name of a folder, or of a file without extension, with one number, at its end.
 _ONE_NUMBER = re.compile(r"\D*(\d{1,18})")
 # Fewest images in a folder of a numbered set.
@@ -233,7 +235,12 @@ def _are_parts(names: set[str]) -> bool:
     years = [match[1] for name in names if (match := _YEAR.fullmatch(name))]
     # Names of digits only, or of letters only, are those of classes.
     hashed = names <= _HEX and 0 < sum(map(str.isdigit, names)) < len(names)
-    return hashed or (len(years) > 1 and len(set(years)) == 1) or all(map(_NUMBERED.fullmatch, names))
+    return (
+        hashed
+        or (len(years) > 1 and len(set(years)) == 1)
+        or any(map(_DATED.fullmatch, names))
+        or all(map(_NUMBERED.fullmatch, names))
+    )
 
 
 def _are_ranges(tops: set[str], placed: Sequence[tuple[str, Parts]]) -> bool:

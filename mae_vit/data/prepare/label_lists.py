@@ -8,7 +8,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import IMAGE_EXTENSIONS, READ_EXTENSIONS, decode_text, extension_of
+from mae_vit.core.user_files import (
+    IMAGE_EXTENSIONS,
+    READ_EXTENSIONS,
+    UNREAD_EXTENSIONS,
+    decode_text,
+    extension_of,
+)
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.prepare.columns import read_lines
 from mae_vit.data.prepare.entries import Reader, composed
@@ -58,6 +64,8 @@ class Names:
         name = name.replace("\\", "/").removeprefix("./")
         if name in self._paths:
             return [name] * self._paths[name]
+        if extension_of(name) in UNREAD_EXTENSIONS:  # converted since the list was written
+            name = name.rpartition(".")[0]
         wanted = f"/{name}"
         alike = self._by_stem.get(_folded(image_stem(wanted.rpartition("/")[2])), ())
         for cased in (composed, _folded):

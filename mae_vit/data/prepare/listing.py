@@ -120,11 +120,17 @@ class Listing:
             }
             counts = ", ".join(f"{count:,} {dotted[kind]}" for kind, count in sorted(self.unread.items()))
             notes.append(f"not read: {counts}")
+            # Those that have their JPEG beside them need no conversion.
+            stems = {path.rpartition(".")[0] for path, _ in self.images}
+            paired = Counter(
+                user_files.extension_of(p) for p in self.left_out if p.rpartition(".")[0] in stems
+            )
+            alone = {kind for kind, count in self.unread.items() if count > paired[kind]}
             for kinds, remedy in (
                 (user_files.UNREAD_EXTENSIONS, "convert {} to JPEG first"),
                 (user_files.CONVERTIBLE_EXTENSIONS, f"of {{}}, {user_files.EACH_IMAGE}"),
             ):
-                if listed := ", ".join(dotted[kind] for kind in sorted(dotted.keys() & kinds)):
+                if listed := ", ".join(dotted[kind] for kind in sorted(alone.intersection(kinds))):
                     notes[-1] += f"; {remedy.format(listed)}"
         if archives := [path for path in self.beside if not _is_table(path)]:
             parts = (

@@ -48,6 +48,8 @@ _NAMED = 5
 RECORD = "prepare.log"
 # If at least this many classes have one image each, the labels are more likely captions.
 _CAPTIONS = 5
+# What pandas, R and Excel write for a missing cell.
+_NO_LABELS = frozenset(("na", "n/a", "#n/a", "nan", "null"))
 _JOINT = re.compile(r"[|;,\s]+")
 
 
@@ -339,6 +341,10 @@ def dataset_notes(dataset: Dataset) -> list[str]:
         if (other := spelled.setdefault(name.casefold(), name)) != name:
             notes.append(
                 f'warning: the classes "{other}" and "{name}" differ only in case; are they one class?'
+            )
+        if name.casefold() in _NO_LABELS:
+            notes.append(
+                f'warning: the class "{name}" may mean that a label is missing; if so, empty those cells'
             )
         words = [word for word in _JOINT.split(name) if word]
         joint += [name] if len(words) > 1 and known.issuperset(words) else []

@@ -151,10 +151,10 @@ def entries_from_paths(
         unlabeled = [entry.path for entry in entries if entry.class_name is None]
         listed, list_notes = labels_beside(unlabeled, classes, files.texts)
         entries = [replace(e, class_name=listed[e.path]) if e.path in listed else e for e in entries]
-    labeled = any(entry.class_name is not None for entry in entries)
+    several = len({entry.class_name for entry in entries} - {None}) > 1
     classed = [(own, parts) for own, parts in placed if own not in flat]
     notes = [
-        *files.all_notes(advise=options.labels and not labeled),
+        *files.all_notes(advise=options.labels and not several),
         *list_notes,
         *level_note(classed, options.class_folder),
     ]

@@ -78,6 +78,8 @@ ASKED = {
     "numbered parts": "images_001/a/1.png images_002/a/2.png",
     "parts of a thousand": "00000/00000.png 01000/01001.png 02000/02000.png",
     "a camera": "100APPLE/1.jpg 101APPLE/2.jpg",
+    "days": "2022-01-03/1.jpg 2022-01-04_Rome/2.jpg cat/3.jpg",
+    "days as in Germany": "01.05.2023/1.jpg 02.05.2023/2.jpg",
     "names and days": "TCGA_CS_4941_19960909/1.tif TCGA_DU_5849_19950405/2.tif",
     "Omniglot": "images_background/Greek/alpha/1.png images_evaluation/Gurmukhi/a/2.png",
     "images again": "ODIR-5K/Training_Images/1_left.jpg preprocessed_images/1_left.jpg",

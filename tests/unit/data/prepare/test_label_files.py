@@ -46,6 +46,8 @@ EXPECTED = {path.removesuffix(".jpg"): label for path, label in ROWS}
         # As Excel saves it: a byte order mark, CRLF, other names and letter case.
         b"\xef\xbb\xbf" + "".join(f"{a};{b}\r\n" for a, b in [("Photo", "Diagnosis"), *ROWS]).encode(),
         ("id\tfile\tclass\n" + "".join(f"{n}\t{p}\t{label}\n" for n, (p, label) in enumerate(ROWS))).encode("utf-16"),
+        # Of the photographs before they were converted.
+        "image,label\n" + "".join(f"{path.replace('jpg', 'HEIC')},{label}\n" for path, label in ROWS),
         # Two columns of the same images.
         "id,name,label\n" + "".join(f"{p.removesuffix('.jpg')},{p},{label}\n" for p, label in ROWS),
         # Paths of another machine.
@@ -126,6 +128,11 @@ def test_columns_that_are_not_read_are_told(labeled):
     assert labels_of(result) == EXPECTED
 
 
+def test_a_class_that_may_be_a_missing_label_is_doubted(labeled):
+    result = labeled("image,label\n" + "".join(f"{p},{c.replace('dog', 'nan')}\n" for p, c in ROWS))
+    assert 'the class "nan" may mean that a label is missing' in result.text
+
+
 def test_two_columns_that_hold_out_are_one_line(labeled):
     result = labeled("image,label,is_valid,is_test\n" + "".join(f"{p},{c},0,1\n" for p, c in ROWS))
     assert result.code == 2
@@ -181,10 +188,12 @@ def test_labels_of_held_out_images_alone(labeled):
         "x.jpg,cat",
         'image,label\na/0.jpg,cat\na/1.jpg,"dog\na/2.jpg,cat"\n',
         "id,label\n0,cat\n1,dog\n",
+        "image,label\na/0.jpg,Größe\n".encode("cp1252"),
+        b"PK\x03\x04" + b"\x80" * 200,
     ],
     ids=[
         *("joined", "again", "several ones", "numbers", "no image", "two columns", "no labels", "empty"),
-        *("names alone", "one line without an image", "a quote", "several images"),
+        *("names alone", "one line without an image", "a quote", "several images", "cp1252", "Excel"),
     ],
 )
 def test_what_is_no_class_of_an_image_is_one_line(labeled, said, table):

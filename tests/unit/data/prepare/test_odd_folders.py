@@ -75,6 +75,8 @@ FOLDERS = {
          "cat/Thumbs.db": b"x", ".DS_Store": b"x"}, "", TWO,
     ),
     "labels in a table": ({"1.jpg": JPEG, "labels.csv": b"1.jpg,cat\n"}, "", "train: - 1"),
+    "labels in a table beside a folder": ({"Bilder/1.jpg": JPEG, "labels.csv": b"1.jpg,cat\n"}, "", "train: Bilder 1"),
+    "photographs beside their raw files": ({"1.jpg": JPEG, "1.heic": HEIC, "1.NEF": HEIC}, "", "train: - 1"),
     "tiny-imagenet": (TINY, "", "test: - 1 | train: n01 3, n02 3 | val: n01 3, n02 1"),
     "classes of the test": (
         images("train/cat/1.jpg", "train/Dog/1.jpg", "test/dog/1.jpg"), "", "test: dog 1 | train: Dog 1, cat 1",
