@@ -23,7 +23,6 @@ from mae_vit.data.data_path import describe_place
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.frozen.features import Frozen
-from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.plan_text import describe_test
 from mae_vit.finetuning.results import as_predictions, compare_with_test, network_facts
 from mae_vit.finetuning.setup import Setup
@@ -204,7 +203,7 @@ def _train_all(frozen: Frozen, plan: Plan, support: tuple[Tensor, Tensor]) -> li
     with bar, _threads_for(batch * head.weight.numel(), device):
         for factor in factors:
             probe = LinearProbe(head).to(device)
-            optimizer = make_optimizer(probe, classifier_optimizer_options(config))
+            optimizer = make_optimizer(probe, setup.optimizer)
             smoothing = config.finetune.label_smoothing
             train_probe(probe, *support, steps(factor * plan.lr), optimizer, label_smoothing=smoothing)
             probes.append(probe)
