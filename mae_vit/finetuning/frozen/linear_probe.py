@@ -28,6 +28,7 @@ from mae_vit.finetuning.results import as_predictions, compare_with_test, networ
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
+from mae_vit.training.plan_text import plan_lines
 
 # Official MAE code, main_linprobe.py.
 _EPS = 1e-6
@@ -123,8 +124,7 @@ def describe_probe(setup: Setup, plan: Plan, forward_flops: float) -> str:
         "chosen by": choice,
         "tested on": describe_test(config, data),
     }
-    lines = [f"{name:<12}{text}" for name, text in facts.items()]
-    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+    return plan_lines(facts, plan.notes, [])
 
 
 def score_by_probe(frozen: Frozen, plan: Plan) -> tuple[dict[str, Any], Predictions | None, LinearProbe]:
