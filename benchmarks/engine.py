@@ -41,13 +41,15 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.data.order.order import Skipped
 from mae_vit.models.attention import choose_attention
+from mae_vit.objectives.objective import Objective
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine, init_process_group, optimizer_options
-from mae_vit.training.identity import run_identity
+from mae_vit.training.engines.cost import Estimate
+from mae_vit.training.identity import Identity, run_identity
 from mae_vit.training.optim import make_optimizer
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run as run_job
-from mae_vit.training.trainer import RunSetup
+from mae_vit.training.startup import TrainingSetup
 
 BARE = "bare"
 # What each may cost over the bare step, in ms (our limits), and the options that choose it.
@@ -82,16 +84,30 @@ def bare_life(workload: Workload, pipe: Connection) -> None:
 
 
 @dataclass(frozen=True)
-class InTurns:
-    """A `Job` that only trains; a turn ends when the loop asks for the batch after the turn's last."""
+class InTurns(TrainingSetup):
+    """A run that only trains; a turn ends when the loop asks for the batch after the turn's last."""
 
-    batch_of: Callable[[int], Batch]
+    workload: Workload
     pipe: Connection
-    device: torch.device
+    source = "scratch"
+
+    @property
+    def identity(self) -> Identity:
+        """The config alone."""
+        return run_identity(self.config, derived={})
+
+    @property
+    def costs(self) -> Estimate:
+        """What a step costs."""
+        return replace(self.workload, batch_size=self.batch_size).costs
+
+    def build(self) -> Objective:
+        """Builds encoder and objective."""
+        return self.workload.objective()
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields batches, after the word for each turn."""
-        source = map(self.batch_of, count())
+        source = map(self.workload.batches(self.device), count())
         while steps := self.pipe.recv():
             watch = Stopwatch(self.device)
             yield from islice(source, steps)
@@ -105,8 +121,6 @@ class InTurns:
     def held_out(self) -> None:
         """Evaluates nothing."""
 
-    probe = held_out
-
     def finish(self, *_: Any) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
         """Leaves nothing."""
         return {}, lambda: None, []
@@ -117,14 +131,12 @@ def engine_life(workload: Workload, pipe: Connection) -> None:
     config, device = workload.config, workload.device()
     init_process_group(config, device)
     plan = make_plan(config, num_samples=1000 * workload.batch_size, world_size=1)
-    engine = build_engine(config, plan, workload.objective(), find_ranks(), device)
-    job = InTurns(workload.batches(device), pipe, device)
-    costs = replace(workload, batch_size=plan.batch_size_per_device).costs
+    data: Any = None  # the batches are ready-made
+    setup = InTurns(config, find_ranks(), device, data, plan, workload, pipe)
+    engine = build_engine(config, plan, setup.build(), setup.ranks, device)
     # What a run says is no part of the report.
     with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as folder, redirect_stdout(sys.stderr):
-        identity = run_identity(config, derived={})
-        setup = RunSetup(config, plan, engine, RunFolder(Path(folder) / "run"), identity, costs)
-        run_job(setup, job, None)
+        run_job(setup, engine, RunFolder(Path(folder) / "run"), None)
 
 
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:

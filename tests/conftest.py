@@ -55,7 +55,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device, or not chosen by -m gpu"))
 
 

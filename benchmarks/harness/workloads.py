@@ -21,12 +21,12 @@ from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.setup import build_objective, estimate_costs
+from mae_vit.pretraining.setup import build_objective
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.build import optimizer_options
-from mae_vit.training.engines.cost import Estimate
+from mae_vit.training.engines.cost import Estimate, MetaStep
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.torch_engine import TorchEngine
 
@@ -60,8 +60,11 @@ class Workload:
     @property
     def costs(self) -> Estimate:
         """What a step costs."""
-        sizes = {"num_classes": self.num_classes, "batch_size_per_device": self.batch_size}
-        return estimate_costs(self.config, self.info, **sizes)
+        shape, recomputed = (
+            (self.info.in_chans, *self.info.img_size),
+            self.config.train.activation_checkpointing,
+        )
+        return MetaStep(self.objective, shape, self.batch_size, recomputed).estimate()
 
     def device(self) -> torch.device:
         """The device, as a run finds it, with this many threads."""

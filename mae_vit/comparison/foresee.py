@@ -39,9 +39,9 @@ from mae_vit.pretraining import setup as pretraining
 from mae_vit.runtime.ranks import ALONE, choose_threads
 from mae_vit.training.checkpoints.checkpoint import newest_checkpoint
 from mae_vit.training.engines.precision import Precision
-from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.identity import IMAGES, OF_THE_IMAGES
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.step_time import StepTime, time_steps
 
 # What the time of a step depends on, apart from the machine.
 _KIND: Any = {
@@ -268,7 +268,7 @@ class _Meter:
         if kind not in self._tries:
             asked = config.train.precision
             precision = self._precision if asked == "auto" else asked
-            self._tries[kind] = setup.time_steps(precision) if self._precision and precision else None
+            self._tries[kind] = time_steps(setup, precision) if self._precision and precision else None
         step, tried = plan.effective_batch_size * setup.costs.flops_per_image, self._tries[kind]
         rates = (step / tried.least_s, step / tried.most_s) if tried else None
         return Work(plan.total_steps * step, rates, step)

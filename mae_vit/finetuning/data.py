@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
@@ -19,7 +18,7 @@ from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.data_path import describe_data, set_channels, with_channels
 from mae_vit.data.images.augment import Augment, Interpolation
 from mae_vit.data.index import ShardIndex, check_held_out, open_whole_index
-from mae_vit.data.order.permutation import permute
+from mae_vit.data.order.permutation import draw_some
 from mae_vit.data.shards.dataset_json import Segmentation
 from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
 from mae_vit.finetuning.config.recipes import what_is_missing
@@ -29,8 +28,6 @@ from mae_vit.training.evals import SHOWN_IMAGES, HeldOut
 from mae_vit.weights.load import fit_normalization
 from mae_vit.weights.read import Weights
 
-# A constant, not the run's seed: runs of all seeds are measured on the same images.
-_MEASURING_SEED = 0
 # Training images that are measured, at most.
 _MEASURED_TRAIN = 10_000
 # The most that a dry run fetches without asking: some seconds on a fast line.
@@ -99,7 +96,6 @@ class FinetuneData(TrainingData):
         return FixedBatches(
             source,
             samples[ranks.rank :: ranks.world_size],
-            seed=_MEASURING_SEED,
             batch_size=batch_size,
             # For images in memory, starting worker processes takes longer than gathering the images.
             workers=self.workers if source.reads_shards else 0,
@@ -110,12 +106,10 @@ class FinetuneData(TrainingData):
         """Returns this rank's held-out images and some for pictures; None without held-out images."""
         if not len(self.held_out):
             return None
-        key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
-        count = len(self.held_out)
-        shown = self.held_out[permute(np.arange(min(SHOWN_IMAGES, count)), count, key)]
+        shown = self.held_out[draw_some(SHOWN_IMAGES, len(self.held_out))]
         return HeldOut(
             self.fixed(self.plain, self.held_out, ranks, batch_size),
-            next(iter(FixedBatches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown)))),
+            next(iter(FixedBatches(self.plain, shown, batch_size=len(shown)))),
             self.config.monitor.picture_bands,
         )
 
@@ -129,9 +123,7 @@ class FinetuneData(TrainingData):
 
     def some_of_train(self) -> np.ndarray:
         """Draws the training samples that are measured, ascending; the same in runs of all seeds."""
-        total = len(self.train)
-        key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
-        return np.sort(self.train[permute(np.arange(min(_MEASURED_TRAIN, total)), total, key)])
+        return np.sort(self.train[draw_some(_MEASURED_TRAIN, len(self.train))])
 
     def open_test(self) -> AugmentedSource:
         """Opens the images of the test split. Call it once, at the end of a run."""

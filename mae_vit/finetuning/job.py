@@ -20,7 +20,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, note_unused, say_finished, score
-from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder
+from mae_vit.finetuning.models.build import describe_encoder
 from mae_vit.finetuning.plan_text import describe_outcome, describe_plan, segmentation_notes
 from mae_vit.finetuning.setup import Setup
 from mae_vit.finetuning.training import Training
@@ -28,7 +28,6 @@ from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.optim import layer_scales
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -43,7 +42,7 @@ from mae_vit.training.startup import (
     open_run_folder,
     settle_precision,
 )
-from mae_vit.training.trainer import RunSetup
+from mae_vit.training.step_time import time_steps
 from mae_vit.weights.read import Weights
 
 
@@ -146,27 +145,15 @@ def _train(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
         say_finished(setup, folder)
         return
     setup, precision, checkpoint = begun
-    config, plan, say = setup.config, setup.plan, setup.ranks.rank == 0
-    model = setup.build()
+    model, say = setup.build(), setup.ranks.rank == 0
     report = setup.load(model) if checkpoint is None else None
     if say:
         setup.warn_of_seen_labels()
         _say_loaded(setup, model, report)
         if checkpoint is None:
             setup.warn_of_normalization()
-    optimizer = classifier_optimizer_options(config)
-    run_setup = RunSetup(
-        config,
-        plan,
-        build_engine(config, plan, model, setup.ranks, setup.device, costs=setup.costs, optimizer=optimizer),
-        folder,
-        setup.identity,
-        setup.costs,
-        selects=setup.config.mode.metric if len(setup.data.held_out) else None,
-        begins_from=setup.source,
-        plan_text=describe_plan(setup, folder, precision, checkpoint) if say else "",
-    )
-    run(run_setup, setup, checkpoint)
+    plan_text = describe_plan(setup, folder, precision, checkpoint) if say else ""
+    run(setup, setup.build_engine(model), folder, checkpoint, plan_text)
 
 
 def _say_loaded(setup: Training, model: Task, loaded: LoadReport | None) -> None:
@@ -191,7 +178,7 @@ def _foresee_training(setup: Training, arguments: Arguments, folder: RunFolder) 
     if setup.ranks.rank > 0:
         return
     setup.warn_of_seen_labels()
-    tried, done = setup.time_steps(chosen.precision), checkpoint.step if checkpoint else 0
+    tried, done = time_steps(setup, chosen.precision), checkpoint.step if checkpoint else 0
     time = describe_time(plan, setup.ranks, tried, done=done)
     print(describe_plan(setup, folder, chosen, checkpoint, time))
     _say_loaded(setup, model, report)

@@ -41,7 +41,7 @@ def describe_plan(
         "tested on": describe_test(config, data),
         "views": describe_augment(config, data.place),
         "recipe": describe_recipe(setup),
-        **describe_training(setup, costs, folder.path, precision, time),
+        **describe_training(setup, folder.path, precision, time),
     }
     return plan_lines(facts, plan.notes, data.core_warnings())
 

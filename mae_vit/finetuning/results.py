@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import replacing, write_atomically, write_json
-from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.order.permutation import permute
+from mae_vit.data.order.permutation import draw_some
 from mae_vit.evaluation.metrics import Predictions, interpret_gap, interval_of_share
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps, count_overlaps
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -239,8 +238,8 @@ class MaskResults(Results):
         samples = self.setup.data.test
         if self.setup.ranks.rank:
             return {}
-        order = permute(np.arange(min(_SHOWN, len(samples))), len(samples), derive_key(0, RngStream.ORDER, 0))
-        batch = next(iter(self.setup.data.fixed(source, samples[order], ALONE, _SHOWN)))
+        shown = samples[draw_some(_SHOWN, len(samples))]
+        batch = next(iter(self.setup.data.fixed(source, shown, ALONE, _SHOWN)))
         with self.autocast():
             guess = model.logits(batch.to(self.setup.device).images).argmax(dim=1)
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,17 +11,13 @@ from mae_vit.config.plan import Plan
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.models.build import (
-    Trainable,
-    build_classifier,
-    build_segmenter,
-    classifier_optimizer_options,
-)
+from mae_vit.finetuning.models.build import Trainable, build_classifier, build_segmenter
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
-from mae_vit.training.engines.cost import Estimate, MetaStep
+from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.identity import Identity
+from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.read import Weights
 from mae_vit.weights.seen_labels import Overlap, SeenLabels
@@ -78,34 +74,29 @@ class Setup(startup.Setup):
         train = self.config.train
         return train.batch_size_per_device or min(_MOST_ENCODED, train.effective_batch_size)
 
+    @property
+    def optimizer(self) -> OptimizerOptions:
+        """The optimizer with its options. [CLS] and positions do not decay, as in the official MAE code."""
+        optim = self.config.optim
+        return replace(
+            super().optimizer,
+            # LARS judges a group by the shape of its first parameter: [CLS] and positions cannot join the 1-D ones.
+            exempt=() if optim.name == "lars" else EMBEDDINGS,
+            layer_decay=optim.layer_decay if self.config.mode.trains == "all" else None,
+        )
+
     @cached_property
     def costs(self) -> Estimate:
-        """Estimates the cost of a step.
-
-        Raises:
-            InputError: if the network does not take such images.
-        """
-        config = self.config
-        shape = (config.model.channels, *config.model.image_hw)
+        """Estimates the cost of a step; raises InputError if the network does not take such images."""
         try:
-            step = MetaStep(
-                self.build,
-                shape,
-                self.batch_size,
-                config.train.activation_checkpointing,
-                self.data.bands.torch_dtype,
-            )
-            return step.estimate(
-                optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),
-                averaged=config.train.ema_decay is not None,
-            )
+            return super().costs
         except (RuntimeError, AssertionError, ValueError) as error:
             # An error of ours: our encoders take what their config allows.
             if self.info is not None:
                 raise
-            size = " x ".join(map(str, shape))
+            size = " x ".join(map(str, self.meta_step.image_shape))
             raise InputError(
-                f'model.name="{config.model.name}" does not accept images of {size}: {error}'
+                f'model.name="{self.config.model.name}" does not accept images of {size}: {error}'
             ) from None
 
     @cached_property

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mae_vit.config.plan import Plan
-from mae_vit.finetuning.models.build import Trainable, classifier_optimizer_options
+from mae_vit.finetuning.models.build import Trainable
 from mae_vit.finetuning.results import MaskResults, Results
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights, weights_of
-from mae_vit.training.engines.step_time import StepTime, time_steps
-from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.evals import HeldOut
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import TrainingSetup
 
@@ -31,6 +29,17 @@ class Training(Setup, TrainingSetup):
     def batch_size(self) -> int:
         """Number of images per micro-batch."""
         return self.plan.batch_size_per_device
+
+    @property
+    def unit(self) -> int:
+        """Number of consecutive rows that belong together."""
+        pairs = self.config.finetune.mixup or self.config.finetune.cutmix
+        return PAIRS.unit if pairs else super().unit
+
+    @property
+    def selects(self) -> str | None:
+        """The metric that chooses the epoch, if there are images for it."""
+        return self.config.mode.metric if len(self.data.held_out) else None
 
     @property
     def derived(self) -> dict[str, Any]:
@@ -50,22 +59,9 @@ class Training(Setup, TrainingSetup):
             return None
         return model.load(self.pretrained.fitted(self.config.model.image_hw, self.config.model.channels))
 
-    def time_steps(self, precision: Precision) -> StepTime | None:
-        """Times some steps; None if the network is too large to try."""
-        pairs = self.config.finetune.mixup or self.config.finetune.cutmix
-        return time_steps(
-            *(self.config, self.plan, self.build, self.data, self.device, precision),
-            unit=PAIRS.unit if pairs else self.config.data.repeats,
-            optimizer=classifier_optimizer_options(self.config),
-        )
-
     def held_out(self) -> HeldOut | None:
         """Returns the images that choose the epoch."""
         return self.data.held_out_batches(self.ranks, batch_size=self.batch_size)
-
-    def probe(self) -> OnlineProbe | None:
-        """Returns None: the held-out accuracy replaces a probe."""
-        return None
 
     def finish(
         self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None

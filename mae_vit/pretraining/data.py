@@ -11,14 +11,13 @@ import torch
 
 from mae_vit.config.schema import Config, MonitorSection
 from mae_vit.core.errors import InputError
-from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_whole_index
-from mae_vit.data.order.permutation import permute
+from mae_vit.data.order.permutation import draw_some
 from mae_vit.data.shards.index_files import NO_LABEL
 from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
 from mae_vit.evaluation.few_shot import draw_shots
@@ -27,8 +26,6 @@ from mae_vit.training.evals import SHOWN_IMAGES, HeldOut, OnlineProbe
 
 # Splits of held-out images, in order of preference.
 _HELD_OUT_SPLITS = ("val", "test")
-# Not the run's seed: runs of all seeds are evaluated on the same images and masks.
-_HELD_OUT_SEED = 0
 _SHOTS = 25
 # Images to fit, over all classes: the closed form takes almost no time at this size.
 _MAX_SUPPORT = 1000
@@ -108,8 +105,8 @@ class Data(TrainingData):
         queries = probe.queries[places[places >= len(probe.support)] - len(probe.support)]
         # Training images may be damaged. Another then stands for one of many to fit on, for none to score.
         parts = (
-            FixedBatches(fitted, support, seed=_HELD_OUT_SEED, batch_size=batch_size, replace=True),
-            FixedBatches(source, queries, seed=_HELD_OUT_SEED, batch_size=batch_size),
+            FixedBatches(fitted, support, batch_size=batch_size, replace=True),
+            FixedBatches(source, queries, batch_size=batch_size),
         )
         labels = np.asarray(fitted.labels)[probe.support], np.asarray(source.labels)[probe.queries]
         return OnlineProbe(
@@ -124,14 +121,12 @@ class Data(TrainingData):
         """Loads this rank's part of the fixed held-out images; None without any."""
         if self.held_out_index is None or self.held_out_source is None:
             return None
-        total = len(self.held_out_index)
-        key = derive_key(_HELD_OUT_SEED, RngStream.ORDER, 0)
-        chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
+        chosen = draw_some(max(images, ranks.world_size), len(self.held_out_index))
         mine = chosen[ranks.rank :: ranks.world_size]
         source, probe = self.held_out_source, chosen[:SHOWN_IMAGES]
         return HeldOut(
-            list(FixedBatches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
-            next(iter(FixedBatches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe)))),
+            list(FixedBatches(source, mine, batch_size=batch_size)),
+            next(iter(FixedBatches(source, probe, batch_size=len(probe)))),
             self.picture_bands,
         )
 

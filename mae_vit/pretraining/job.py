@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
@@ -13,14 +12,10 @@ from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
-from mae_vit.training.engines.build import build_engine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import print_notes
 from mae_vit.training.run import run
 from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder
-from mae_vit.training.trainer import RunSetup
-
-_NOTHING_HELD_OUT = "{why}, so no held-out metrics and no pictures; prepare data with --holdout 0.05 for them"
 
 
 def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
@@ -60,28 +55,15 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     setup, precision, checkpoint = begun
     config, objective = setup.config, setup.build()
     # Initial weights may have seen labels.
-    begins_from, before = config.model.init or "scratch", dict[str, Any]()
-    if checkpoint is None:
-        weights = initialize(objective, config, setup.info, say=say)
-        if weights is not None:
-            from mae_vit.weights.encoder import cost_of  # slow import that few runs need
+    source, seen, before = setup.source, setup.info.labels, None
+    if checkpoint is not None:
+        before = checkpoint.identity.get(COST_BEFORE)
+        seen = checkpoint.identity.get(LABELS_SEEN, seen)
+    elif weights := initialize(objective, config, setup.info, say=say):
+        from mae_vit.weights.encoder import cost_of  # slow import that few runs need
 
-            begins_from, before = weights.source, asdict(cost_of(weights))
-        seen = seen_labels(config, setup.data, weights.labels if weights else None)
-    else:
-        before = checkpoint.identity.get(COST_BEFORE) or before
-        seen = checkpoint.identity.get(LABELS_SEEN, setup.info.labels)
-    setup = replace(setup, info=replace(setup.info, labels=seen, before=before or None))
-    history = {LABELS_SEEN: seen} | ({COST_BEFORE: before} if before else {})
-    run_setup = RunSetup(
-        config,
-        setup.plan,
-        build_engine(config, setup.plan, objective, setup.ranks, setup.device, costs=setup.costs),
-        folder,
-        setup.identity.with_history(**history),
-        setup.costs,
-        begins_from=begins_from,
-        advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
-        plan_text=describe_plan(setup, folder, checkpoint, precision, timed=False) if say else "",
-    )
-    run(run_setup, setup, checkpoint)
+        source, before = weights.source, asdict(cost_of(weights))
+        seen = seen_labels(config, setup.data, weights.labels)
+    setup = replace(setup, info=replace(setup.info, labels=seen, before=before or None), source=source)
+    plan_text = describe_plan(setup, folder, checkpoint, precision, timed=False) if say else ""
+    run(setup, setup.build_engine(objective), folder, checkpoint, plan_text)

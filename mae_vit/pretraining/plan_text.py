@@ -14,6 +14,7 @@ from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_augment, describe_time, describe_training, plan_lines, times
 from mae_vit.training.startup import describe_start
+from mae_vit.training.step_time import time_steps
 
 
 def describe_plan(
@@ -44,7 +45,7 @@ def describe_plan(
         else f"none: {data.why_none}"
     )
     done = checkpoint.step if checkpoint else 0
-    time = describe_time(plan, ranks, setup.time_steps(precision.precision), done=done) if timed else ""
+    time = describe_time(plan, ranks, time_steps(setup, precision.precision), done=done) if timed else ""
     facts = {
         "run": f"{folder.shown()}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {geometry.patch_size}: {tokens}",
@@ -57,7 +58,7 @@ def describe_plan(
         "views": describe_augment(config, data.place),
         "held-out": held_out,
         "probe": describe_probe(data, plan),
-        **describe_training(setup, costs, folder.path, precision, time),
+        **describe_training(setup, folder.path, precision, time),
     }
     return plan_lines(facts, plan.notes, [*data.core_warnings(), *order_warnings(data)])
 

@@ -32,11 +32,12 @@ from mae_vit.data.prepare.sources.find import find_images, naming_prepare
 from mae_vit.data.shards.dataset_json import TEST_SPLITS, Dataset, read_dataset
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.measurements import MEASUREMENTS, Measured
-from mae_vit.pretraining.setup import Setup, estimate_costs, set_up
+from mae_vit.pretraining.setup import Setup, set_up
 from mae_vit.runtime.device import free_memory_gib
 from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.plan_text import describe_time
+from mae_vit.training.step_time import time_steps
 
 # Images of an unprepared source that are prepared in a temporary folder, for their size and the time of a step.
 _SAMPLE = 256
@@ -322,7 +323,7 @@ def recommend(path: str) -> list[str]:
         free = free_memory_gib(ALONE, setup.device)[0] if gpu else math.inf
         plan, smaller = fit_memory(setup, make_plan(config, num_samples=train, world_size=1), free)
         precision = choose_precision(config.train.precision, setup.device).precision
-        tried = replace(setup, plan=plan).time_steps(precision)
+        tried = time_steps(replace(setup, plan=plan), precision)
         model = config.model
         device = torch.cuda.get_device_name() if gpu else "no GPU"
         facts = {
@@ -347,14 +348,10 @@ def recommend(path: str) -> list[str]:
 def fit_memory(setup: Setup, plan: Plan, free_gib: float) -> tuple[Plan, list[str]]:
     """Halves the micro-batch until it fits; returns the plan, and the override if there must be one."""
     size = plan.batch_size_per_device
-
-    def needed(size: int) -> float:
-        costs = estimate_costs(setup.config, setup.info, num_classes=0, batch_size_per_device=size)
-        return costs.memory_gib(world_size=1, zero_stage=0)
-
-    while size % 2 == 0 and needed(size) > free_gib:
-        size //= 2
-    if size == plan.batch_size_per_device:
+    needed = replace(setup, plan=plan).costs.memory_gib(world_size=1, zero_stage=0)
+    if size % 2 or needed <= free_gib:
         return plan, []
-    smaller = replace(plan, batch_size_per_device=size, accumulation=plan.effective_batch_size // size)
-    return smaller, [f"train.batch_size_per_device={size}"]
+    size //= 2
+    halved = replace(plan, batch_size_per_device=size, accumulation=plan.effective_batch_size // size)
+    plan, words = fit_memory(setup, halved, free_gib)
+    return plan, words or [f"train.batch_size_per_device={size}"]

@@ -24,14 +24,12 @@ from mae_vit.pretraining.data import Data, open_data
 from mae_vit.pretraining.report.verdict import FEW_STEPS
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
+from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.compiling import choose_compiling
-from mae_vit.training.engines.cost import Estimate, MetaStep
-from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.identity import Identity
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
@@ -46,26 +44,38 @@ class Setup(startup.TrainingSetup):
     config: PretrainConfig
     data: Data
     info: EncoderInfo
-    costs: Estimate
+    source: str = "scratch"
+
+    @property
+    def identity(self) -> Identity:
+        """What must not change when the run resumes, and the history of its weights."""
+        before = {COST_BEFORE: self.info.before} if self.info.before else {}
+        return super().identity.with_history(**{LABELS_SEEN: self.info.labels}, **before)
+
+    @property
+    def unit(self) -> int:
+        """Number of consecutive rows that belong together."""
+        grouping = self.config.objective.grouping
+        return grouping.unit if grouping else super().unit
+
+    @property
+    def advice(self) -> str:
+        """What to do for held-out images."""
+        why = self.data.why_none
+        return f"{why}, so no held-out metrics and no pictures; prepare data with --holdout 0.05 for them"
 
     def build(self) -> Objective:
         """Builds encoder and objective, initialized from the run's seed."""
         return build_objective(self.config, self.info, num_classes=self.data.num_classes)
 
-    def time_steps(self, precision: Precision) -> StepTime | None:
-        """Times some steps; None if the network is too large to try."""
-        grouping = self.config.objective.grouping
-        unit = grouping.unit if grouping else self.config.data.repeats
-        return time_steps(self.config, self.plan, self.build, self.data, self.device, precision, unit=unit)
-
     def held_out(self) -> HeldOut | None:
         """Loads the fixed held-out images."""
-        images, size = self.config.monitor.evaluate_images, self.plan.batch_size_per_device
-        return self.data.held_out(self.ranks, images=images, batch_size=size)
+        images = self.config.monitor.evaluate_images
+        return self.data.held_out(self.ranks, images=images, batch_size=self.batch_size)
 
     def probe(self) -> OnlineProbe | None:
         """Loads the online probe."""
-        return self.data.probe(self.ranks, batch_size=self.plan.batch_size_per_device)
+        return self.data.probe(self.ranks, batch_size=self.batch_size)
 
     def finish(
         self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
@@ -108,9 +118,10 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())
     plan = replace(plan, notes=(*plan.notes, *_doubts(plan, config, data, ranks)))
     info = describe_encoder(config, data)
-    size = plan.batch_size_per_device
-    costs = estimate_costs(config, info, num_classes=data.num_classes, batch_size_per_device=size)
-    return Setup(config, ranks, device, data, plan, info, costs)
+    setup = Setup(config, ranks, device, data, plan, info, config.model.init or "scratch")
+    with torch.device("meta"):
+        setup.build()  # raises if the objective does not suit the model
+    return setup
 
 
 def _doubts(plan: Plan, config: PretrainConfig, data: Data, ranks: Ranks) -> Iterator[str]:
@@ -133,33 +144,14 @@ def _doubts(plan: Plan, config: PretrainConfig, data: Data, ranks: Ranks) -> Ite
         )
 
 
-def estimate_costs(
-    config: PretrainConfig, info: EncoderInfo, *, num_classes: int, batch_size_per_device: int
-) -> Estimate:
-    """Estimates the cost of a step at a micro-batch size."""
-    step = _meta_step(config, info, num_classes, batch_size_per_device)
-    slots = len(optimizer_options(config).optimizer_states)
-    return step.estimate(optimizer_slots=slots, averaged=config.train.ema_decay is not None)
-
-
-def _meta_step(config: PretrainConfig, info: EncoderInfo, num_classes: int, size: int) -> MetaStep:
-    return MetaStep(
-        lambda: build_objective(config, info, num_classes=num_classes),
-        (info.in_chans, *info.img_size),
-        size,
-        config.train.activation_checkpointing,
-        info.bands.torch_dtype,
-    )
-
-
 def least_kept(setup: Setup) -> int:
     """Returns the least bytes that a step keeps for its backward pass; 0 (unknown) if it is compiled."""
     config, precision = setup.config, setup.config.train.precision
     assert precision != "auto", "`settle_precision` comes first"
     if choose_compiling(config, setup.plan, setup.device, setup.costs).on:
         return 0
-    step = _meta_step(config, setup.info, setup.data.num_classes, setup.plan.batch_size_per_device)
-    return step.kept_bytes(precision, fused_attention=is_fused(setup.device, config.train.attention))
+    fused_attention = is_fused(setup.device, config.train.attention)
+    return setup.meta_step.kept_bytes(precision, fused_attention=fused_attention)
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:

@@ -15,8 +15,8 @@ from mae_vit.runtime.ranks import Ranks, choose_threads
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.step_time import StepTime
 
 _YEAR_S = 365 * 86400
 
@@ -48,12 +48,10 @@ def print_notes(notes: Iterable[str]) -> None:
         print(f"note: {note}")
 
 
-def describe_training(
-    setup: TrainingSetup, costs: Estimate, folder: Path, precision: Chosen, time: str
-) -> dict[str, str]:
+def describe_training(setup: TrainingSetup, folder: Path, precision: Chosen, time: str) -> dict[str, str]:
     """Describes length, batch, memory and disk space of a run, and its `time` if it is known: title -> line."""
     config, plan, ranks, device = setup.config, setup.plan, setup.ranks, setup.device
-    optim, train = config.optim, config.train
+    optim, train, costs = config.optim, config.train, setup.costs
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(config, plan, costs)
     minutes, saves = config.checkpoint.every_minutes, times(plan.checkpoint_every_steps, plan)

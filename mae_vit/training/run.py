@@ -24,73 +24,82 @@ from mae_vit.training.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from mae_vit.training.checkpoints.saver import Saver
+from mae_vit.training.engines.base import Engine
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
+from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs
 from mae_vit.training.recovery import Quarantine, Recovery
-from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
+from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.trainer import Outcome, Trainer, restore
 
 # Reason of a stop that another rank requested.
 OTHER_RANK = "the request of another rank"
 
 
-def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
-    """Trains from `checkpoint`, or from the beginning, to the end or to a signal."""
+def run(
+    setup: TrainingSetup,
+    engine: Engine,
+    folder: RunFolder,
+    checkpoint: CheckpointInfo | None,
+    plan_text: str = "",
+) -> None:
+    """Trains from `checkpoint`, or from the beginning, to the end or to a signal; `plan_text` is for `plan.txt`."""
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
-    run_on_rank_zero(setup.folder.lock, setup.engine.ranks)
-    quarantine = Quarantine(
-        setup.folder.quarantine,
-        setup.engine.ranks,
-        share=setup.config.data.damage_budget,
-        samples=setup.plan.num_samples,
-        data_path=redact_url(setup.config.data.path),
-        start_step=start_step,
-    )
-    if quarantine.excess:
-        raise InputError(quarantine.excess)
+    run_on_rank_zero(folder.lock, engine.ranks)
     try:
-        trainer = build_trainer(setup, job, checkpoint, quarantine)
+        trainer = build_trainer(setup, engine, folder, checkpoint, plan_text)
         outcome, lines = _train(trainer, checkpoint)
     except RuntimeError as error:
         if is_lost_rank(error):
             raise LostRank(
-                f"rank {setup.engine.ranks.rank} lost the connection to another rank, which failed or was killed; "
+                f"rank {engine.ranks.rank} lost the connection to another rank, which failed or was killed; "
                 "see that rank's message. The last checkpoint is good"
             ) from None
         raise
     # All ranks leave together: when one exits, the launcher kills the others, even while they write.
     trainer.stop.end()
-    barrier(setup.engine.ranks)
-    setup.engine.close()
-    if setup.engine.ranks.rank == 0 and outcome.finished:
+    barrier(engine.ranks)
+    engine.close()
+    if engine.ranks.rank == 0 and outcome.finished:
         here = f", {outcome.step - start_step} of them here" if checkpoint else ""
         print(f"done: {count_of(outcome.step, 'step')}{here} in {time.monotonic() - begun:.0f} s")
         print("\n".join([*lines, *trainer.outputs.files()]))
-    elif setup.engine.ranks.rank == 0:
-        how = f"after saving; {setup.folder.again} resumes"
+    elif engine.ranks.rank == 0:
+        how = f"after saving; {folder.again} resumes"
         if not outcome.saved:
-            saved = list_checkpoints(setup.folder.checkpoints)
-            how = f"and could not save it; {setup.folder.again} resumes from step {step_of(saved[-1]) if saved else 0}"
+            saved = list_checkpoints(folder.checkpoints)
+            how = f"and could not save it; {folder.again} resumes from step {step_of(saved[-1]) if saved else 0}"
         print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
     if not outcome.finished:
         raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
 
 
 def build_trainer(
-    setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None, quarantine: Quarantine
+    setup: TrainingSetup, engine: Engine, folder: RunFolder, checkpoint: CheckpointInfo | None, plan_text: str
 ) -> Trainer:
     """Restores `checkpoint` and builds the trainer, in a locked run folder; collective. Raises InputError."""
-    config, plan, engine, folder = setup.config, setup.plan, setup.engine, setup.folder
-    ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
+    config, plan, ranks = setup.config, setup.plan, engine.ranks
+    start_step = checkpoint.step if checkpoint else 0
+    quarantine = Quarantine(
+        folder.quarantine,
+        ranks,
+        share=config.data.damage_budget,
+        samples=plan.num_samples,
+        data_path=redact_url(config.data.path),
+        start_step=start_step,
+    )
+    if quarantine.excess:
+        raise InputError(quarantine.excess)
     try:
         best = restore(engine, checkpoint, folder) if checkpoint else None
     except BrokenCheckpoint as error:
         raise InputError(str(error)) from None
-    run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
+    run_on_rank_zero(lambda: _prepare_folder(setup, folder, checkpoint, plan_text), ranks)
     stop = StopRequest(folder.again)
     watchdog = Watchdog(config.run.hang_timeout_s, rank=ranks.rank)
     evals = Evals(
-        engine, watchdog, held_out=job.held_out(), probe=job.probe(), selects=setup.selects, best=best
+        engine, watchdog, held_out=setup.held_out(), probe=setup.probe(), selects=setup.selects, best=best
     )
     # A comparison reads these.
     facts = {
@@ -115,33 +124,31 @@ def build_trainer(
         checkpoint,
         identity=setup.identity.values,
         folder=folder,
-        samples_of=job.samples_of,
+        samples_of=setup.samples_of,
         quarantine=quarantine,
         ranks=ranks,
         say=outputs.say,
     )
-    source = f"starting from {setup.begins_from}"
+    source = f"starting from {setup.source}"
     if start_step and checkpoint:
         source = f"resuming from {checkpoint.path}"
     outputs.begin(start_step, source, setup.advice if evals.held_out is None else "")
-    return Trainer(
-        setup, job, evals=evals, outputs=outputs, recovery=recovery, saver=saver, stop=stop, watchdog=watchdog
-    )
+    return Trainer(setup, engine, folder, evals, outputs, recovery, saver, stop, watchdog)
 
 
-def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
-    environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
-    setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
-    own = setup.folder.checkpoints
+def _prepare_folder(
+    setup: TrainingSetup, folder: RunFolder, checkpoint: CheckpointInfo | None, plan_text: str
+) -> None:
+    environment = describe_environment(sys.argv, setup.ranks.world_size)
+    folder.create(dump_config(setup.config), environment, plan_text)
+    own = folder.checkpoints
     if checkpoint is None and (newest := newest_checkpoint(own, warn=False)) and newest.step:
-        raise InputError(
-            f"another process has begun this run in {own.parent}; {setup.folder.again} resumes it"
-        )
-    if not setup.folder.has(checkpoint):
+        raise InputError(f"another process has begun this run in {own.parent}; {folder.again} resumes it")
+    if not folder.has(checkpoint):
         # What an earlier start here has left, which trained nothing. A rollback must not return to its checkpoint.
-        for left in (setup.folder.trackers, setup.folder.metrics):
+        for left in (folder.trackers, folder.metrics):
             left.unlink(missing_ok=True)
-        for left in (setup.folder.incidents, setup.folder.pictures, setup.folder.tensorboard):
+        for left in (folder.incidents, folder.pictures, folder.tensorboard):
             shutil.rmtree(left, ignore_errors=True)
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
@@ -153,7 +160,7 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
             except BrokenCheckpoint:
                 shutil.rmtree(path, ignore_errors=True)
     # Fails now if a URL cannot be written, not at the first save.
-    setup.folder.upload()
+    folder.upload()
 
 
 def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome, list[str]]:
@@ -170,7 +177,7 @@ def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome
         # Without the other ranks, another node may run it by now: what is behind a URL is no longer this rank's.
         if ranks.rank == 0 and not is_lost_rank(error):
             try:
-                trainer.setup.folder.upload()
+                trainer.folder.upload()
             except OSError as problem:
                 trainer.outputs.say(f"warning: {error_reason(problem)}")
         raise
@@ -178,13 +185,12 @@ def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome
 
 def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
     """Writes the results, and returns lines about them; a disk error fails all ranks together."""
-    setup, outputs, ranks = trainer.setup, trainer.outputs, trainer.ranks
+    folder, outputs, ranks = trainer.folder, trainer.outputs, trainer.ranks
     problem: Exception | None = None
     results, write, lines = dict[str, Any](), None, list[str]()
     if outcome.finished:
-        results, write, lines = trainer.job.finish(
-            trainer.engine, setup.folder, outcome.step, trainer.evals.best
-        )
+        best = trainer.evals.best
+        results, write, lines = trainer.setup.finish(trainer.engine, folder, outcome.step, best)
     try:
         if write is not None and ranks.rank == 0:
             write()
@@ -193,17 +199,17 @@ def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
             outputs.say(f"stopping on {trainer.stop.reason or OTHER_RANK}")
         outputs.end("done" if outcome.finished else "interrupted", outcome.step, results)
         if ranks.rank == 0:
-            setup.folder.upload()
+            folder.upload()
     except RemoteError as error:
         if outcome.finished:
             kind = RemoteUnavailable if isinstance(error, RemoteUnavailable) else TrainingFailed
-            problem = kind(f"{error}; the last state is saved, and {setup.folder.again} resumes")
+            problem = kind(f"{error}; the last state is saved, and {folder.again} resumes")
         else:
             outputs.say(f"warning: {error}")
     except OSError as error:
         problem = TrainingFailed(
-            f"results cannot be written to {setup.folder.path}: {error_reason(error)}; the last state is saved. "
-            f"Make room, then {setup.folder.again} resumes"
+            f"results cannot be written to {folder.path}: {error_reason(error)}; the last state is saved. "
+            f"Make room, then {folder.again} resumes"
         )
     if problem := broadcast_from_rank_zero(problem, ranks):
         raise problem

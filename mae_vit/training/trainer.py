@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from mae_vit.config.plan import Plan
-from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import noise_seed
-from mae_vit.data.order.order import Skipped
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import run_on_rank_zero
 from mae_vit.runtime.signals import StopRequest
@@ -25,14 +22,14 @@ from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.checkpoints.checkpoint import BrokenCheckpoint, CheckpointInfo, load_together
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.cost import Estimate, peak_flops
+from mae_vit.training.engines.cost import peak_flops
 from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.evals import Evals, HeldOut, OnlineProbe
-from mae_vit.training.identity import Identity
+from mae_vit.training.evals import Evals
 from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery import Recovery
+from mae_vit.training.startup import TrainingSetup
 from mae_vit.training.step_report import StepReport, StepTimer, StepValues, finite_or_none
 
 
@@ -67,54 +64,6 @@ class Copier:
         return copied
 
 
-@dataclass(frozen=True)
-class RunSetup:
-    """The parts of a run, checked and built.
-
-    Attributes:
-        identity: values that must not change when the run resumes.
-        selects: held-out metric that chooses the best weights; None for the last weights.
-        begins_from: description of the initial weights, for the log.
-        advice: line to print if no images are held out.
-        plan_text: content of `plan.txt`; empty for none.
-    """
-
-    config: Config
-    plan: Plan
-    engine: Engine
-    folder: RunFolder
-    identity: Identity
-    costs: Estimate
-    selects: str | None = None
-    begins_from: str = "scratch"
-    advice: str = ""
-    plan_text: str = ""
-
-
-class Job(Protocol):
-    """The job-specific parts of a run: data, evaluation, outputs. All ranks call every method."""
-
-    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
-        """Yields this rank's micro-batches from `start_step` to the end of the run."""
-
-    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Describes the samples of a data step over all ranks."""
-
-    def held_out(self) -> HeldOut | None:
-        """Returns the held-out images; None without any."""
-
-    def probe(self) -> OnlineProbe | None:
-        """Returns the online probe; None without one."""
-
-    def finish(
-        self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
-    ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
-        """Returns entries of the summary, a function that writes result files, and lines to print about them.
-
-        Only rank 0 calls the function. It is not collective, so an error on a full disk leaves no rank waiting.
-        """
-
-
 def draws_noise(model: nn.Module) -> bool:
     """Returns whether layers draw random numbers: dropout or stochastic depth, by PyTorch's and timm's names."""
 
@@ -136,6 +85,7 @@ class Outcome:
     saved: bool = True
 
 
+@dataclass
 class Trainer:
     """Runs the steps: trains, checks, logs, evaluates, saves. Every method is called on every rank.
 
@@ -143,21 +93,18 @@ class Trainer:
     The host reads them one step late; only the first step, log steps and saves wait for the device.
     """
 
-    def __init__(
-        self,
-        setup: RunSetup,
-        job: Job,
-        *,
-        evals: Evals,
-        outputs: RunOutputs,
-        recovery: Recovery,
-        saver: Saver,
-        stop: StopRequest,
-        watchdog: Watchdog,
-    ) -> None:
-        self.setup, self.job, self.evals, self.outputs = setup, job, evals, outputs
-        self.recovery, self.saver, self.stop, self.watchdog = recovery, saver, stop, watchdog
-        self.engine, self.plan, self.ranks = setup.engine, setup.plan, setup.engine.ranks
+    setup: TrainingSetup
+    engine: Engine
+    folder: RunFolder
+    evals: Evals
+    outputs: RunOutputs
+    recovery: Recovery
+    saver: Saver
+    stop: StopRequest
+    watchdog: Watchdog
+
+    def __post_init__(self) -> None:
+        self.plan, self.ranks = self.setup.plan, self.engine.ranks
         self._copy = Copier(self.engine.device)
         self._noisy = draws_noise(self.engine.objective)
 
@@ -167,7 +114,7 @@ class Trainer:
         if checkpoint is None:
             self.evals.probe_first(self.outputs)
         # A rollback needs this checkpoint if a step before the next save is bad.
-        if not run_on_rank_zero(lambda: self.setup.folder.has(checkpoint), self.ranks):
+        if not run_on_rank_zero(lambda: self.folder.has(checkpoint), self.ranks):
             self.save(step)
         while True:
             try:
@@ -177,7 +124,7 @@ class Trainer:
 
     def train(self, start_step: int) -> Outcome:
         """Trains from `start_step` on."""
-        batches = self.job.batches(start_step, self.recovery.guard.course.skipped)
+        batches = self.setup.batches(start_step, self.recovery.guard.course.skipped)
         try:
             return self._train_on(batches, start_step)
         finally:
@@ -284,7 +231,7 @@ class Trainer:
             saved = self.saver.save(step, self.evals.best, self.recovery.guard.course, wait=wait)
         if last and not saved:
             raise TrainingFailed(
-                f"the run's last state could not be saved; make room, then {self.setup.folder.again} resumes from "
+                f"the run's last state could not be saved; make room, then {self.folder.again} resumes from "
                 "the last good checkpoint"
             )
         return saved
@@ -296,7 +243,7 @@ class Trainer:
                 self.saver.wait()
             checkpoint = self.recovery.go_back(bad)
             try:
-                self.evals.best = restore(self.engine, checkpoint, self.setup.folder)
+                self.evals.best = restore(self.engine, checkpoint, self.folder)
             except BrokenCheckpoint as error:
                 raise TrainingFailed(f"{bad}; {error}") from None
         # The pending save has finished, so the newest checkpoint is on disk.

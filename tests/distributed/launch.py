@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 
 import psutil
+from helpers.commands import ROOT
 
 from mae_vit.runtime.ranks import free_port
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(
@@ -49,7 +48,7 @@ def finished(
 ) -> Run:
     """A run that has ended well."""
     run = Run(folder, launcher, ranks, arguments, script=script)
-    assert run.wait(300) == 0, run.output()
+    assert run.wait() == 0, run.output()
     return run
 
 

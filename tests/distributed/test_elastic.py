@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from distributed.launch import Run
+from distributed.launch import Run, finished
 from helpers.commands import lines_of
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
@@ -32,10 +32,6 @@ SMALL = [
 BEGUN, NEXT = 10, 20
 
 
-def launch(folder: Path, ranks: int, options) -> Run:
-    return Run(folder, "python" if ranks == 1 else "deepspeed", ranks, options)
-
-
 def values_of(folder: Path, name: str) -> dict[int, float]:
     return {line["step"]: line[name] for line in lines_of(folder) if name in line}
 
@@ -46,8 +42,7 @@ def begun(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("begun") / "run"
     options = [*SMALL, f"data.path={digits}", f"train.steps={BEGUN + NEXT}", "train.epochs=null"]
     options += [f"checkpoint.every_steps={BEGUN}", "monitor.evaluate_every_steps=30"]
-    run = launch(folder, 1, [*options, "train.engine=torch"])
-    assert run.wait() == 0, run.output()
+    finished(folder, "python", 1, [*options, "train.engine=torch"])
     return folder, options
 
 
@@ -62,8 +57,8 @@ def test_the_next_losses_are_the_same(begun, tmp_path, ranks, engine, zero_stage
     folder = tmp_path / "run"
     name = f"checkpoints/step-{BEGUN:08d}"
     shutil.copytree(straight / name, folder / name)
-    run = launch(folder, ranks, [*options, f"train.engine={engine}", f"train.zero_stage={zero_stage}"])
-    assert run.wait(240) == 0, run.output()
+    words = [*options, f"train.engine={engine}", f"train.zero_stage={zero_stage}"]
+    finished(folder, "python" if ranks == 1 else "deepspeed", ranks, words)
     expected, losses = values_of(straight, "loss"), values_of(folder, "loss")
     assert list(losses) == list(range(BEGUN + 1, BEGUN + NEXT + 1))
     for step, loss in losses.items():

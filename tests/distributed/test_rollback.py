@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from distributed.launch import Run, logged_steps
+from distributed.launch import Run, finished, logged_steps
 
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
@@ -28,8 +28,7 @@ CASES = [(stage, precision) for stage in (0, 1, 2, 3) for precision in ("fp32", 
 )
 def test_all_ranks_go_back_together(digits, tmp_path, stage, precision):
     options = [f"data.path={digits}", f"train.zero_stage={stage}", f"train.precision={precision}"]
-    run = Run(tmp_path / "run", "torchrun", 2, ["1", "5", "6", *ARGUMENTS, *options], script=SCRIPT)
-    assert run.wait() == 0, run.output()
+    finished(tmp_path / "run", "torchrun", 2, ["1", "5", "6", *ARGUMENTS, *options], SCRIPT)
     incidents = sorted((tmp_path / "run" / "incidents").glob("*.json"))
     assert [path.name for path in incidents] == ["step-00000006-1.json"]
     assert json.loads(incidents[0].read_text())["back_to_step"] == 4

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from distributed.launch import Run
-
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
+from distributed.launch import Run, finished
+from helpers.commands import saved_steps
 
 SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_with_other_clocks.py")
 ARGUMENTS = [
@@ -18,10 +17,6 @@ ARGUMENTS = [
 BY_TIME = [*ARGUMENTS, "checkpoint.every_minutes=3"]
 
 
-def saved(run: Run) -> list[int]:
-    return [step_of(path) for path in list_checkpoints(run.folder / "checkpoints")]
-
-
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_ranks_whose_clocks_differ_save_together_and_resume_from_a_save_by_time(digits, tmp_path):
@@ -30,13 +25,11 @@ def test_two_ranks_whose_clocks_differ_save_together_and_resume_from_a_save_by_t
     assert killed.wait() != 0
     killed.wait_until_gone()
     # Due by step 3 and read with step 4; from there on again.
-    assert saved(killed) == [0, 4]
-    again = Run(tmp_path / "killed", "torchrun", 2, options, script=SCRIPT)
-    assert again.wait() == 0, again.output()
+    assert saved_steps(killed.folder) == [0, 4]
+    again = finished(tmp_path / "killed", "torchrun", 2, options, SCRIPT)
     # Its minutes begin with the process.
-    assert saved(again) == [0, 4, 8, 10]
-    without = Run(tmp_path / "without", "torchrun", 2, [*ARGUMENTS, f"data.path={digits}"], script=SCRIPT)
-    assert without.wait() == 0, without.output()
-    assert saved(without) == [0, 10]
+    assert saved_steps(again.folder) == [0, 4, 8, 10]
+    without = finished(tmp_path / "without", "torchrun", 2, [*ARGUMENTS, f"data.path={digits}"], SCRIPT)
+    assert saved_steps(without.folder) == [0, 10]
     encoders = [(run.folder / "encoder.safetensors").read_bytes() for run in (again, without)]
     assert encoders[0] == encoders[1]

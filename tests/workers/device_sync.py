@@ -29,7 +29,7 @@ from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.optim import OptimizerOptions
 from mae_vit.training.recovery import Recovery
-from mae_vit.training.trainer import RunSetup, Trainer
+from mae_vit.training.trainer import Trainer
 
 DECODER = {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
 OPTIONS = {
@@ -111,11 +111,11 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
         train=SimpleNamespace(precision="bf16"),
         guard=GuardSection(),
     )
-    setup = RunSetup(config, plan, engine, None, None, SimpleNamespace(flops_per_image=0))
-    lines = []
+    costs, lines = SimpleNamespace(flops_per_image=0), []
     trainer = Trainer(
-        setup,
-        SimpleNamespace(batches=lambda *_: batches()),
+        SimpleNamespace(config=config, plan=plan, costs=costs, batches=lambda *_: batches()),
+        engine,
+        None,
         evals=SimpleNamespace(run=lambda *_: {}),
         outputs=SimpleNamespace(log=lines.append, show_step=lambda *_: None),
         recovery=Recovery(

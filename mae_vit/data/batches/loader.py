@@ -174,7 +174,8 @@ def _load(
 class FixedBatches:
     """Batches of given samples in order, for evaluation. Every pass is the same, with the keys of epoch 0.
 
-    A damaged sample is an error unless `replace` is set, so that a score always refers to the same images.
+    The seed is not the run's: runs of all seeds are measured on the same images and masks. A damaged sample is an error
+    unless `replace` is set, so that a score always refers to the same images.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class FixedBatches:
         source: AugmentedSource,
         samples: np.ndarray,
         *,
-        seed: int,
+        seed: int = 0,
         batch_size: int,
         workers: int = 0,
         replace: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mae_vit.core.keyed_rng import MAX_INDEX, threefry2x32
+from mae_vit.core.keyed_rng import MAX_INDEX, RngStream, derive_key, threefry2x32
 
 # Four rounds of a random function make a pseudo-random permutation (Luby and Rackoff 1988), but
 # small domains need more. With 8 rounds the permutations of a few samples are visibly uneven (total
@@ -45,6 +45,11 @@ def permute(positions: np.ndarray, num_samples: Numbers, key: tuple[Numbers, Num
         walked[outside] = _feistel(walked[outside], some_rows, some_columns, some_sizes, (k0, k1))
         outside = outside[walked[outside] >= some_sizes]
     return walked
+
+
+def draw_some(count: int, total: int) -> np.ndarray:
+    """Draws `count` of `total` numbers, or all, the same in runs of all seeds; a smaller draw begins a larger one."""
+    return permute(np.arange(min(count, total)), total, derive_key(0, RngStream.ORDER, 0))
 
 
 def _take(of: Numbers, which: np.ndarray) -> Numbers:

@@ -23,12 +23,12 @@ from mae_vit.data.data_path import describe_place
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.frozen.features import Frozen
-from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.plan_text import describe_test
 from mae_vit.finetuning.results import as_predictions, compare_with_test, network_facts
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
+from mae_vit.training.plan_text import plan_lines
 
 # Official MAE code, main_linprobe.py.
 _EPS = 1e-6
@@ -124,8 +124,7 @@ def describe_probe(setup: Setup, plan: Plan, forward_flops: float) -> str:
         "chosen by": choice,
         "tested on": describe_test(config, data),
     }
-    lines = [f"{name:<12}{text}" for name, text in facts.items()]
-    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+    return plan_lines(facts, plan.notes, [])
 
 
 def score_by_probe(frozen: Frozen, plan: Plan) -> tuple[dict[str, Any], Predictions | None, LinearProbe]:
@@ -204,7 +203,7 @@ def _train_all(frozen: Frozen, plan: Plan, support: tuple[Tensor, Tensor]) -> li
     with bar, _threads_for(batch * head.weight.numel(), device):
         for factor in factors:
             probe = LinearProbe(head).to(device)
-            optimizer = make_optimizer(probe, classifier_optimizer_options(config))
+            optimizer = make_optimizer(probe, setup.optimizer)
             smoothing = config.finetune.label_smoothing
             train_probe(probe, *support, steps(factor * plan.lr), optimizer, label_smoothing=smoothing)
             probes.append(probe)

@@ -17,7 +17,6 @@ from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
 from mae_vit.weights.read import Weights
 
 Trainable = Classifier | Segmenter
@@ -101,15 +100,3 @@ def build_segmenter(config: FinetuneConfig, data: FinetuneData, info: EncoderInf
     if segmenter.probe and config.optim.name == "lars":
         nn.init.trunc_normal_(segmenter.decode_head.get_parameter("classifier.weight"), std=LARS_STD)
     return segmenter
-
-
-def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
-    """Returns the optimizer and its options. [CLS] and positions do not decay, as in the official MAE code."""
-    optim = config.optim
-    return OptimizerOptions(
-        optim.name,
-        **optim.options_of("name"),
-        # LARS judges a group by the shape of its first parameter: [CLS] and positions cannot join the 1-D ones.
-        exempt=() if optim.name == "lars" else EMBEDDINGS,
-        layer_decay=optim.layer_decay if config.mode.trains == "all" else None,
-    )

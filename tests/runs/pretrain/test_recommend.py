@@ -156,8 +156,8 @@ def test_a_micro_batch_is_halved_until_it_fits(colored):
     setup = recommend.set_up(config, recommend.ALONE)
     plan = replace(setup.plan, effective_batch_size=256, batch_size_per_device=256)
     assert recommend.fit_memory(setup, plan, 100.0) == (plan, [])
-    needed = recommend.estimate_costs(setup.config, setup.info, num_classes=0, batch_size_per_device=64)
-    room = needed.memory_gib(world_size=1, zero_stage=0)
+    costs = replace(setup, plan=replace(plan, batch_size_per_device=64)).costs
+    room = costs.memory_gib(world_size=1, zero_stage=0)
     smaller, words = recommend.fit_memory(setup, plan, room)
     assert words == ["train.batch_size_per_device=64"]
     assert (smaller.batch_size_per_device, smaller.accumulation) == (64, 4)

@@ -2,13 +2,11 @@
 
 import json
 import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, run, wait_until
+from distributed.launch import Run, finished
+from helpers.commands import SMALL_PRETRAIN, lines_of
 from helpers.trackers import stored_by_mlflow, wandb_ids
 
 _SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -55,19 +53,22 @@ def test_trackers_change_no_bit_and_a_branch_is_a_run_of_its_own(call, tmp_path)
 @pytest.mark.slow
 def test_kills_leave_one_tracked_run(digits, tmp_path):
     folder, steps = tmp_path / "runs" / "mine", 40
-    command = [
-        *(sys.executable, "pretrain/run.py", "--config", "configs/pretrain/mae_digits.yaml", *SMALL_PRETRAIN),
-        *(f"data.path={digits}", f"run.dir={folder}", f"train.steps={steps}", "data.workers=0", _BOTH),
-        *("checkpoint.every_steps=7", "monitor.evaluate_every_steps=5"),
+    folder.parent.mkdir()
+    options = [
+        *("--config", "configs/pretrain/mae_digits.yaml", *SMALL_PRETRAIN, f"data.path={digits}", _BOTH),
+        *(
+            f"train.steps={steps}",
+            "data.workers=0",
+            "checkpoint.every_steps=7",
+            "monitor.evaluate_every_steps=5",
+        ),
     ]
     for number, reached in ((signal.SIGKILL, 10), (signal.SIGTERM, 25)):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        _wait_for_step(process, folder, reached)
-        process.send_signal(number)
-        process.communicate(timeout=500)
-        assert process.returncode == (75 if number == signal.SIGTERM else -number)
-    done = run(*command[1:])
-    assert done.returncode == 0, done.stderr
+        with Run(folder, "python", 1, options) as run:
+            run.wait_for_step(reached)
+            run.process.send_signal(number)
+            assert run.wait() == (75 if number == signal.SIGTERM else -number)
+    finished(folder, "python", 1, options)
     losses = {line["step"]: line["loss"] for line in lines_of(folder)}
     assert list(losses) == list(range(1, steps + 1))
     (stored,) = stored_by_mlflow(folder.parent / "mlflow.db")
@@ -78,13 +79,3 @@ def test_kills_leave_one_tracked_run(digits, tmp_path):
     assert stored.pictures
     assert set(wandb_ids(folder)) == {json.loads((folder / "trackers.json").read_text())["wandb"]}
     assert files_with(_SECRET, tmp_path) == []
-
-
-def _wait_for_step(process, folder: Path, step: int) -> None:
-    def reached() -> bool:
-        with suppress(OSError, ValueError):  # a line is being written
-            return any(line["step"] >= step for line in lines_of(folder))
-        return False
-
-    wait_until(lambda: reached() or process.poll() is not None)
-    assert process.poll() is None, f"step {step} was not reached: {process.communicate()[1]}"

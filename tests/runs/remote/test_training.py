@@ -63,7 +63,7 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(source, server, tmp_
 def test_a_plan_of_fine_tuning_does_not_fetch_all(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mae_vit.finetuning.data._PLANNED_GIB", 0.0)
     # As few tries as it can be, on a processor of any speed.
-    monkeypatch.setattr("mae_vit.training.engines.step_time._ALL_S", 0.0)
+    monkeypatch.setattr("mae_vit.training.step_time._ALL_S", 0.0)
     words = ["--config", str(ROOT / "configs/finetune/finetune_cifar_tiny.yaml"), "--dry-run", *SMALL, *TINY]
     words += [
         f"data.path={server.url}",

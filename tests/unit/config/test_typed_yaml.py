@@ -23,8 +23,11 @@ AS_TYPED = [
 
 
 @pytest.mark.parametrize("text", AS_TYPED)
-def test_text_on_the_command_line_is_the_text(text):
+def test_text_on_the_command_line_is_the_text_and_what_is_written_is_read_again(text):
     assert load_config(PretrainConfig, CONFIG, [f"data.path={text}"]).data.path == text
+    (line,) = override_words({"data.path": text})
+    assert parse_value(FinetuneConfig, "data.path", line.partition("=")[2], "") == text
+    assert parse_yaml(write_value({"a": [text]}), "") == {"a": [text]}
 
 
 @pytest.mark.parametrize("name", ["007", "2026-11-26", "true"])
@@ -92,13 +95,6 @@ reference: 1e3
     (entry,) = config.entries
     assert (entry.name, entry.config, entry.start) == ("1e3", "/home/me/a.yaml", "2024.b")
     assert (entry.set, entry.tune) == ({"data.cache_dir": "/home/me/cache"}, [{"data.split": "1_0"}])
-
-
-@pytest.mark.parametrize("text", AS_TYPED)
-def test_what_is_written_is_read_again(text):
-    (line,) = override_words({"data.path": text})
-    assert parse_value(FinetuneConfig, "data.path", line.partition("=")[2], "") == text
-    assert parse_yaml(write_value({"a": [text]}), "") == {"a": [text]}
 
 
 def test_aliases_end():

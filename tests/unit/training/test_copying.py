@@ -61,10 +61,3 @@ def test_a_batch_is_copied_beside_the_gpus_work_which_waits_for_it_alone(monkeyp
     done.add(3)
     copier(Batch(host["x"], host["y"], SampleKeys(3, 2, host["i"])))
     assert alive() is None
-
-
-def test_on_a_cpu_nothing_is_copied():
-    batch = Batch(torch.zeros(1, 3, 2, 2), torch.zeros(1), SampleKeys(0, 0, torch.arange(1)))
-    copied = Copier(torch.device("cpu"))(batch)
-    assert copied.images is batch.images
-    assert copied.keys.index is batch.keys.index

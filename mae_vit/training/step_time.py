@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from mae_vit.config.plan import Plan
-from mae_vit.config.schema import Config
 from mae_vit.data.training_data import TrainingData
 from mae_vit.models.attention import GPU_KERNELS
-from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import Precision
-from mae_vit.training.optim import OptimizerOptions
+from mae_vit.training.startup import TrainingSetup
 
 # Approximate seconds for all tries, and for one micro-batch if it can be reduced: of processor time, of which other
 # processes take none. Tries that these slow end after some seconds.
@@ -45,35 +42,23 @@ class StepTime(NamedTuple):
     images: int
 
 
-def time_steps(
-    config: Config,
-    plan: Plan,
-    build: Callable[[], Task],
-    data: TrainingData,
-    device: torch.device,
-    precision: Precision,
-    *,
-    unit: int,
-    optimizer: OptimizerOptions | None = None,
-) -> StepTime | None:
+def time_steps(setup: TrainingSetup, precision: Precision) -> StepTime | None:
     """Times steps for some seconds, on one rank and not compiled; None if the network is too large to try.
 
-    `build` makes a network whose weights the steps change. A try's number of images is a multiple of `unit`.
-    `precision` and `optimizer` replace those of the config.
+    `precision` replaces that of the config.
     """
-    task = build()
+    plan, data, device, task = setup.plan, setup.data, setup.device, setup.build()
     if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:
         return None
     alone = {"engine": "torch", "zero_stage": 0, "compile": False}
-    if device.type == "cpu" and config.train.attention in GPU_KERNELS:
+    if device.type == "cpu" and setup.config.train.attention in GPU_KERNELS:
         alone["attention"] = "auto"  # a plan for a GPU may name a kernel that this machine lacks
-    config = config.model_copy(
-        update={"train": config.train.model_copy(update={**alone, "precision": precision})}
-    )
+    train = setup.config.train.model_copy(update={**alone, "precision": precision})
+    config = setup.config.model_copy(update={"train": train})
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     try:
-        engine = build_engine(config, plan, task, ALONE, device, optimizer=optimizer)
-        parts, images = _try(engine, plan, data, unit=unit)
+        engine = build_engine(config, plan, task, ALONE, device, optimizer=setup.optimizer)
+        parts, images = _try(engine, plan, data, unit=setup.unit)
     except torch.OutOfMemoryError:
         return None
     whole, tries = plan.batch_size_per_device / images, list[np.ndarray]()

@@ -8,11 +8,11 @@ from helpers.commands import ROOT, SMALL_PRETRAIN
 
 from mae_vit.config.load import load_config
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.setup import set_up
+from mae_vit.pretraining.setup import Setup, set_up
 from mae_vit.runtime.ranks import ALONE, Ranks
-from mae_vit.training.engines import step_time
-from mae_vit.training.engines.step_time import StepTime, time_steps
+from mae_vit.training import step_time
 from mae_vit.training.plan_text import describe_time
+from mae_vit.training.step_time import StepTime, time_steps
 
 
 @pytest.fixture
@@ -24,8 +24,10 @@ def slow(digits, monkeypatch):
     monkeypatch.setattr(step_time, "_clock", lambda device: (clock.passed, clock.had))
     monkeypatch.setattr(step_time, "time", SimpleNamespace(monotonic=lambda: clock.passed))
 
-    def build():
-        task = setup.build()
+    usual_build = Setup.build
+
+    def build(setup):
+        task = usual_build(setup)
 
         def forward(batch, usual=task.forward):
             clock.passed += 0.002 * clock.slower * len(batch.images)
@@ -35,9 +37,11 @@ def slow(digits, monkeypatch):
         task.forward = forward
         return task
 
+    monkeypatch.setattr(Setup, "build", build)
+
     def tried(slower=2):
         clock.slower = slower
-        return time_steps(setup.config, setup.plan, build, setup.data, setup.device, "fp32", unit=1)
+        return time_steps(setup, "fp32")
 
     tried.clock = clock
     yield tried
