@@ -3,10 +3,9 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.encoders import info_of
-from helpers.images import encoded, picture, write_files, write_zip
+from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
@@ -57,14 +56,6 @@ def test_a_changed_folder_is_prepared_anew(photos, monkeypatch):
     (photos / "cat" / "new.jpg").unlink()
     resolve_data_path(str(photos))
     assert not after.exists()
-
-
-def test_an_archive_is_prepared_as_its_folder(photos, tmp_path):
-    write_zip(tmp_path / "photos.zip", CLASSES)
-    of_folder = open_index(resolve_data_path(str(photos)).folder, "train")
-    of_archive = open_index(resolve_data_path(str(tmp_path / "photos.zip")).folder, "train")
-    assert of_archive.fingerprint == of_folder.fingerprint
-    np.testing.assert_array_equal(of_archive.labels, of_folder.labels)
 
 
 def test_splits_of_its_own_are_kept(tmp_path):

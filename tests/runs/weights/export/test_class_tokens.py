@@ -57,13 +57,6 @@ def test_transformers_has_pixio_for_them(path, tmp_path):
     close(mae_vit.load_encoder(out, pool="cls")(IMAGES), ours(IMAGES))
 
 
-def test_a_program_keeps_any_read_out(path, tmp_path):
-    out = tmp_path / "out"
-    assert export(path, "--to", "torch", "--out", out) == 0
-    program = torch.export.load(out / "model.pt2").module()
-    close(program(IMAGES), mae_vit.load_encoder(path)(IMAGES))
-
-
 def test_forms_that_cannot_say_so(path, tmp_path, capsys, said):
     classifier = tmp_path / "tuned" / "model.safetensors"
     classifier_file(classifier, pool="mean", class_tokens=4)

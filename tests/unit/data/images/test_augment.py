@@ -75,24 +75,6 @@ def test_pad_shifts_by_up_to_its_width_and_fills_with_zeros():
     assert seen == {(row, column) for row in range(-2, 3) for column in range(-2, 3)}
 
 
-def test_half_of_the_images_are_flipped():
-    augment = Augment(img_size=(4, 4), flip=True)
-    images = np.random.default_rng(0).integers(0, 256, (2000, 1, 4, 4), dtype=np.uint8)
-    view = augment.draw(0, 0, INDEX)
-    assert abs(view.flips.mean() - 0.5) < 0.06
-    batch = augment.apply(images, view)
-    np.testing.assert_array_equal(batch[view.flips], images[view.flips][..., ::-1])
-    np.testing.assert_array_equal(batch[~view.flips], images[~view.flips])
-    assert not Augment(img_size=(4, 4)).draw(0, 0, INDEX).flips.any()
-
-
-def test_without_a_crop_the_center_is_taken():
-    image = np.arange(6 * 10, dtype=np.uint8).reshape(1, 6, 10)
-    augment = Augment(img_size=(6, 6))
-    (box,) = augment.boxes(augment.draw(0, 0, np.arange(1)), (6, 10))
-    np.testing.assert_array_equal(augment.crop_resize_flip(image, box, False), image[:, :, 2:8])
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("crop", [{"crop": "none"}, {"crop": "random_resized", **BOX}])
 def test_pixels_do_not_depend_on_how_they_lie_in_memory(crop, channels):

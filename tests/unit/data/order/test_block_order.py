@@ -4,12 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers.batch_digests import open_digits
 
-from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import BlockOrder, RankSlice, micro_batches
-from mae_vit.data.shards.shard_files import ShardFiles
 
 BATCH, LANES, BLOCK = 96, 8, 2
 UNEVEN = [7, 1, 30, 12, 5, 40, 2, 2, 19, 64, 11]  # 193 samples
@@ -112,15 +109,6 @@ def test_a_lane_reads_few_shards_at_a_time(many_shards):
                 assert sum(first[shard] <= place <= last[shard] for shard in first) <= BLOCK
         # Shards in two lanes are those of blocks that lie across a cut.
         assert sum(count > 1 for count in seen.values()) <= (LANES - 1) * BLOCK
-
-
-def test_a_rank_opens_the_shards_of_its_lanes_alone(many_shards, monkeypatch):
-    order, share, opened, descriptor = order_of(many_shards), RankSlice(1, 4), set(), ShardFiles._descriptor
-    monkeypatch.setattr(ShardFiles, "_descriptor", lambda self, n: opened.add(n) or descriptor(self, n))
-    source = open_digits(open_index(many_shards, "train"), "tar")
-    assert list(load_batches(source, order, share, start_step=0, stop_step=order.steps_per_epoch))
-    assert opened
-    assert opened <= set(order.shards_of(share, 0).tolist())
 
 
 def test_shards_of_a_rank_that_shares_its_lane(many_shards):

@@ -16,12 +16,6 @@ BATCH = 96
 SKIPPED = ((1, 2), (40, 43))
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 3, 10, 97, 1534, 4096])
-def test_permutation_is_one(num_samples):
-    order = permute(np.arange(num_samples), num_samples, derive_key(0, RngStream.ORDER, 0))
-    assert sorted(order) == list(range(num_samples))
-
-
 def permutations(num_samples, draws):
     """Of as many keys, computed at once: (draws, num_samples)."""
     keys = threefry2x32((1, 2), np.arange(draws, dtype=np.uint32), np.zeros(draws, np.uint32))

@@ -4,20 +4,7 @@ import numpy as np
 from helpers.damage import description
 
 from mae_vit.cli.main import main
-from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import file_digest
-
-
-def test_a_damaged_image_is_named_by_its_key(copy, capsys):
-    index = open_index(copy, "train")
-    row = index._rows[0]
-    path = copy / index.split_info.shards[int(row["shard"])].file
-    data = bytearray(path.read_bytes())
-    data[int(row["offset"]) : int(row["offset"]) + 30] = bytes(30)
-    path.write_bytes(data)
-    assert main(["check", str(copy)]) == 1
-    key = index.damage(0, "why").key
-    assert f"{key}.png at offset {row['offset']}" in capsys.readouterr().out
 
 
 def test_missing_and_truncated_shards(copy, capsys):
