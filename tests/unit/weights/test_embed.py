@@ -115,21 +115,6 @@ def test_each_option_does_what_it_says(weights, photos, tmp_path):
     assert without["meta"]["classes"] == []
 
 
-def test_a_flat_folder_has_neither_labels_nor_splits_and_paths_tell_the_files(weights, tmp_path):
-    folder, names = tmp_path / "flat", ["IMG.1.png", "IMG_1.png", "IMG_1_2.png"]
-    folder.mkdir()
-    for name in names:
-        (folder / name).write_bytes(encoded(1, "png"))
-    (folder / "broken.png").write_bytes(b"broken")
-    assert call(weights, folder, "--out", tmp_path / "f") == 0
-    columns = read_output(tmp_path / "f")
-    assert set(columns) == {"features", "keys", "paths", "meta"}
-    assert columns["paths"].tolist() == names
-    assert len(set(columns["keys"].tolist())) == 3
-    (row,) = csv_rows(tmp_path / "f" / "broken.csv")
-    assert (row["split"], row["key"], row["path"]) == ("", "broken", "broken.png")
-
-
 def test_images_beside_a_folder_of_images_need_no_labels(weights, tmp_path, capsys, said):
     for name in ("1.png", "sub/1.png", "sub/2.png"):
         (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)

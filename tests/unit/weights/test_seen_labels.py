@@ -63,13 +63,6 @@ def test_labels_of_three_stages_on_two_splits():
     assert SeenLabels.model_validate(json.loads(seen.model_dump_json())) == seen
 
 
-def test_what_another_draw_left_out_was_not_left_out_here():
-    left_out = SeenLabels(fingerprint="data", left_out=50, draw=1)
-    assert left_out.overlap("data", 50, 0.1, draw=1) == "others"
-    assert left_out.overlap("data", 50, 0.1, draw=2) == "held-out"
-    assert left_out.overlap("data", 50, 0.0, draw=2) == "others"
-
-
 def test_several_draws_left_out_cover_each_of_them():
     left_out = SeenLabels(fingerprint="data", left_out=50, draw=1, draws=2)
     assert left_out.model_dump()["draws"] == 2

@@ -59,18 +59,6 @@ def test_damaged_exif_is_no_orientation(kind, exif):
     assert read_header(encoded(picture(), kind, exif=exif)).orientation == 1
 
 
-def test_the_command_turns_or_keeps_the_bytes(call, said):
-    files = {f"cat/{number}.jpg": photo(number, "jpeg")[1] for number in (1, 6)}
-    kept, turned = call(files, out="kept"), call(files, options="--exif-orientation apply")
-    said(kept.text)
-    assert {f"{key}.jpg": sample["jpg"] for key, sample in kept.images().items()} == files
-    assert turned.images()["cat/1"]["jpg"] == files["cat/1.jpg"]
-    assert decode(turned.images()["cat/6"]["jpg"], 3).shape == (3, 30, 40)
-    split = turned.dataset.splits["train"]
-    assert (split.height, split.width) == ((30, 30), (40, 40))
-    assert (split.processing.exif_orientation, split.processing.quality) == ("apply", 90)
-
-
 def test_only_larger_images_are_resized(call):
     big, tall, small = (encoded(picture(1, size), "png") for size in ((400, 300), (100, 203), (60, 500)))
     files = {"cat/big.png": big, "cat/tall.png": tall, "cat/small.png": small}
