@@ -58,16 +58,6 @@ def test_a_tiff_has_the_size_that_its_header_says(orientation):
     assert header.orientation == 1
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\xff\xd8\xff", b"GIF89a", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"plain text", bytes(1000)],
-)
-def test_what_is_no_image_raises_one_type(data):
-    for call in (lambda: decode(data, 3), lambda: read_header(data)):
-        with pytest.raises(DecodeError):
-            call()
-
-
 def test_truncated_images_raise_at_every_length():
     for kind in ("jpeg", "png"):
         data = encoded(picture(), kind)
