@@ -137,13 +137,6 @@ def test_hidden_files_are_no_change_and_short_names_are_not_hidden(photos, monke
     assert resolve_data_path(".").folder != before
 
 
-def test_one_of_several_shards_is_not_the_data(digits):
-    shard = next(digits.glob("*.tar"))
-    assert resolve_data_path(str(shard)).folder == shard
-    with pytest.raises(InputError, match="give the"):
-        read_dataset(shard)
-
-
 def test_the_cache_does_not_lie_among_the_images(photos):
     with pytest.raises(InputError, match="cache_dir"):
         resolve_data_path(str(photos), cache_dir=str(photos / "cache"))

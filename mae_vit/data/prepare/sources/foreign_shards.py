@@ -175,9 +175,6 @@ def _read_samples(
     """Yields the samples of a shard, with their labels if the options ask for them.
 
     `special` receives links, devices and pipes that are not followed; `lost` the keys of members without an image.
-
-    Raises:
-        InputError: if the shard cannot be used, or a label is neither a number nor a name.
     """
     try:
         groups = read_groups(shard, special, options.image_column, lost)

@@ -1,4 +1,4 @@
-"""Shards that are damaged, cut short, gone or exchanged: whole samples are read, others are reported."""
+"""Shards that are damaged, cut short, gone or exchanged: whole samples are read, others reported; `check` names all."""
 
 import os
 import shutil
@@ -6,13 +6,14 @@ import tarfile
 
 import numpy as np
 import pytest
-from helpers.damage import WAYS, copy_of, damage, known_key
+from helpers.damage import WAYS, copy_of, damage, description, known_key
 from helpers.images import write_tar
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index, open_training_index
 from mae_vit.data.shards import shard_files
+from mae_vit.data.shards.dataset_json import file_digest
 from mae_vit.data.shards.shard_files import ReadError
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -160,3 +161,43 @@ def test_keys_are_needed_of_all_samples(digits, whole, tmp_path):
     (seen / "train-000001.tar").unlink()
     # Read once, they outlast their shards.
     assert open_index(seen, "train").keys() == whole.keys()
+
+
+def test_missing_and_truncated_shards(copy, capsys):
+    (copy / "train-000000.tar").unlink()
+    path = copy / "test-000000.tar"
+    path.write_bytes(path.read_bytes()[:-4000])
+    assert main(["check", str(copy)]) == 1
+    output = capsys.readouterr().out
+    assert "train-000000.tar: " in output
+    assert "test-000000.tar: " in output
+
+
+def test_a_class_without_a_name_is_found(copy, capsys):
+    with description(copy) as described:
+        described["classes"].pop()
+    assert main(["check", str(copy)]) == 1
+    assert "class 9" in capsys.readouterr().out
+
+
+def test_an_index_that_says_other_samples_is_found(copy, capsys, said):
+    path = copy / "train-index.npy"
+    rows = np.load(path)
+    rows["label"][401] ^= 1
+    np.save(path, rows)
+    with description(copy) as described:
+        described["splits"]["train"]["index"]["sha256"] = file_digest(path)
+    assert main(["check", str(copy)]) == 1
+    said(capsys.readouterr().out)
+
+
+def test_the_count_and_the_names_read_well(copy, capsys, said):
+    path = copy / "train-000002.tar"
+    data = bytearray(path.read_bytes())
+    data[600] ^= 1  # in an image, not in a header
+    path.write_bytes(data)
+    assert main(["check", str(copy)]) == 1
+    said(capsys.readouterr().out)
+    path.write_bytes(b"x" * 512 + bytes(data[512:]))
+    assert main(["check", str(copy)]) == 1
+    said(capsys.readouterr().out)
