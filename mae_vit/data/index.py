@@ -22,7 +22,6 @@ from filelock import FileLock
 from mae_vit.core.errors import Damage, InputError, damage_allowed
 from mae_vit.core.files import replacing
 from mae_vit.core.messages import count_of, error_reason, nearest
-from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.cache import RemoteFolder, RemoteShards
 from mae_vit.data.remote.folder import fetch_index
 from mae_vit.data.shards import index_files
@@ -31,7 +30,6 @@ from mae_vit.data.shards.samples import read_samples, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, misfit_shards
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
 
-_NPY_HEADER = 4096  # at most
 # An index of up to 170,000 samples is compared whole at each start (0.01 s); a larger one by size and type only.
 _COMPARED_BYTES = 1 << 22
 _NAMED = 3
@@ -306,35 +304,11 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
             f'{FILE_NAME} of {folder} has no index for split "{split}"; {index_files.index_hint(folder)}'
         )
     if remote is not None:
-        return TarIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
+        return TarIndex(folder, split, dataset, fetch_index(remote, folder, split, dataset), remote)
     path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES
     if (problem := index_files.index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
         raise InputError(f"index {path} {problem}; {index_files.index_hint(folder)}")
     return TarIndex(folder, split, dataset, path)
-
-
-def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Dataset) -> Path:
-    """Returns the index of a remote split, which is fetched and checked once."""
-    info = dataset.splits[split]
-    assert info.index is not None
-    where = f"index {info.index.file} of {redact_url(remote.url)}"
-    if info.index.bytes > info.samples * index_files.ROW.itemsize + _NPY_HEADER:
-        raise InputError(
-            f"{where} has {info.index.bytes:,} bytes, too many for {info.samples:,} images; prepare the data again"
-        )
-    cache = index_files.cache_folder(folder)
-    path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
-    # All ranks of a node come here at once: one fetches, the others wait.
-    with FileLock(cache / f".{split}.lock"):
-        if index_files.load_rows(path, info.samples) is None:
-            fetch_index(remote, info.index, path)
-            if index_files.index_problem(path, info, len(dataset.classes), compare=True) is not None:
-                path.unlink()
-                raise InputError(f"{where} does not match its shards; prepare the data again")
-            for stale in cache.glob(f"{split}-index-*.npy"):
-                if stale != path:
-                    stale.unlink(missing_ok=True)
-    return path
 
 
 def open_training_index(

@@ -254,7 +254,6 @@ def open_training_data(
         augment=views,
         memory_limit_gib=section.memory_limit_gib,
         masks=masks,
-        say=ranks.rank == 0,
     )
     cores, on_gpu = ranks.cores, device.type == "cuda"
     source = replace(source, samples=samples)

@@ -159,7 +159,6 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             channels=config.model.channels,
             augment=Augment(img_size=config.model.image_hw),
             memory_limit_gib=config.data.memory_limit_gib,
-            say=ranks.rank == 0,
         )
     return Data(
         **vars(training),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mae_vit.core.errors import Damage, DamagedSample, InputError
-from mae_vit.data.batches.sources import MemorySource, Sample, StoredMasks, TarSource, warn_of_changes
+from mae_vit.data.batches.sources import MemorySource, Sample, StoredMasks, TarSource
 from mae_vit.data.images.augment import Augment, AugmentParams, crop_mask
 from mae_vit.data.images.batched import MOST_PX, boxes_and_flips, cached_crop, resizes
 from mae_vit.data.index import ShardIndex
@@ -161,9 +161,8 @@ def open_source(
     augment: Augment,
     memory_limit_gib: float,
     masks: bool = False,
-    say: bool = False,
 ) -> AugmentedSource:
-    """Opens the samples of a split; `say` warns if shards changed after their images were decoded.
+    """Opens the samples of a split.
 
     The source "auto" is "memory" if all images have one size and fit into `memory_limit_gib`, else "tar".
 
@@ -193,6 +192,4 @@ def open_source(
     stored_masks = StoredMasks(index) if masks else None
     reader = MemorySource if name == "memory" else TarSource
     source = reader(index, channels=channels, masks=stored_masks)
-    if say and isinstance(source, MemorySource):
-        warn_of_changes(index, source.path)
     return AugmentedSource(source, replace(augment, bands=bands))

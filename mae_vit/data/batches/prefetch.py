@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,35 +11,49 @@ from contextlib import suppress
 import numpy as np
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import FetchUnavailable
+from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.progress import progress
+from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import ShardIndex, TarIndex
 from mae_vit.data.order.order import Order
-from mae_vit.data.remote.folder import check_room
+from mae_vit.data.remote.folder import gib
 from mae_vit.data.shards.shard_files import ReadError
 
 
 def check_cache(
     index: ShardIndex, source: AugmentedSource, order: Order, *, world_size: int, node_ranks: int
 ) -> None:
-    """Checks that shards that are read at the same time fit into the cache together.
+    """Checks that shards that are read at the same time fit into the cache and its disk together.
 
     In a smaller cache they would evict each other and be downloaded many times.
 
     Raises:
         InputError: if the cache is too small; names the size needed.
     """
-    if index.remote is None or not source.reads_shards:
+    remote, shards = index.remote, index.split_info.shards
+    if remote is None or not source.reads_shards:
         return
-    shards = index.split_info.shards
     needed, why = sum(shard.bytes for shard in shards), 'data.order="global"'
     if blocks := order.blocks:
         # Three blocks per lane: a lane may cross from one block into the next, and a third is prefetched.
         lanes = max(1, -(-blocks.lanes * node_ranks // world_size))
         largest = max(shard.bytes for shard in shards)
         needed, why = min(needed, 3 * lanes * blocks.block_shards * largest), 'data.order="blocks"'
-    check_room(index.remote, needed, why)
+    needs = f"{why} needs {gib(needed)} GiB of shards of {redact_url(remote.url)} at once, but the"
+    if needed > remote.cache_bytes:
+        raise InputError(
+            f"{needs} cache has only {gib(remote.cache_bytes)}; raise data.cache_gib, or use data.order=blocks "
+            "with fewer data.lanes or data.block_shards"
+        )
+    room = shutil.disk_usage(remote.cache_folder).free
+    for entry in os.scandir(remote.cache_folder):
+        with suppress(FileNotFoundError):
+            room += entry.stat().st_size
+    if needed > room:
+        raise InputError(
+            f"{needs} disk of {remote.cache_folder} has only {gib(room)} free; give data.cache_dir on another"
+        )
 
 
 def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say: bool) -> None:

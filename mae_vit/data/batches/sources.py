@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -198,14 +197,17 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
 
 
 def _decoded_array(index: ShardIndex, shape: tuple[int, ...]) -> Path:
-    """Returns the file of all decoded images, (N, C, H, W), damaged ones black; writes it if it is missing or cut."""
+    """Returns the file of all decoded images, (N, C, H, W), damaged ones black.
+
+    Writes it if it is missing, cut, or older than a shard.
+    """
     kind, channels = np.dtype(index.bands.dtype), shape[1]
     path = index.cache_path(f"{kind.name}-{channels}.npy")
     with index.locked():
         if not path.exists() and index.missing_samples()[1]:
             # Another name, so that all images are decoded again once the shards are whole.
             path = path.with_name(f"{path.stem}-partial.npy")
-        if load_array(path, kind, shape) is None:
+        if load_array(path, kind, shape) is None or _changed_since(index, path):
             index.drop_stale()
             shown = progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False)
             try:
@@ -224,17 +226,11 @@ def _decoded_array(index: ShardIndex, shape: tuple[int, ...]) -> Path:
     return path
 
 
-def warn_of_changes(index: ShardIndex, array: Path) -> None:
-    """Warns of shards that were written after their images were decoded into `array`."""
-    made, changed = array.stat().st_mtime_ns, list[str]()
+def _changed_since(index: ShardIndex, array: Path) -> bool:
+    """Whether a shard was written after its images were decoded into `array`."""
+    made = array.stat().st_mtime_ns
     for shard in () if index.remote else index.split_info.shards:
         with suppress(OSError):  # missing shards are reported elsewhere
             if (index.folder / shard.file).stat().st_mtime_ns > made:
-                changed.append(shard.file)
-    if changed:
-        print(
-            f"warning: {count_of(len(changed), 'shard')} of {index.folder} may have changed ({changed[0]}), but "
-            f"this run uses the earlier pixels; see `mae-vit check {index.folder}`, or delete {array} to decode them "
-            "again",
-            file=sys.stderr,
-        )
+                return True
+    return False

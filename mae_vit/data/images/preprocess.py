@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.messages import nearest
@@ -22,16 +22,6 @@ from mae_vit.data.images.bounds import DecodeError, Raster
 from mae_vit.data.images.decode import Header, decode, header_of, pillow_image, pixels_of, read_header
 
 DEFAULT_QUALITY = 90
-# EXIF orientation -> the transposition that makes it upright (as PIL.ImageOps.exif_transpose).
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 _LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
@@ -74,7 +64,7 @@ def preprocess_opened(image: Image.Image, channels: int, how: Preprocessing) -> 
 
 def changes(header: Header, how: Preprocessing) -> bool:
     """Whether preprocessing turns or shrinks a photograph."""
-    turned = how.exif_orientation == "apply" and header.orientation in _UPRIGHT
+    turned = how.exif_orientation == "apply" and header.orientation != 1
     return turned or (how.resize is not None and min(header.height, header.width) > how.resize)
 
 
@@ -91,8 +81,9 @@ def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple
         height, width = _smaller(pixels.shape[1:], how.resize)
         # Pillow's bicubic is antialiased, and gives the same pixels on every machine.
         image = image.resize((width, height), Image.Resampling.BICUBIC)
-    if how.exif_orientation == "apply" and header.orientation in _UPRIGHT:
-        image = image.transpose(_UPRIGHT[header.orientation])
+    if how.exif_orientation == "apply":
+        image.getexif()[ExifTags.Base.Orientation] = header.orientation
+        image = ImageOps.exif_transpose(image)
     extension = "png" if header.extension in _LOSSLESS and not shrunk else "jpg"
     stream = io.BytesIO()
     try:

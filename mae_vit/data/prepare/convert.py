@@ -21,7 +21,7 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import DecodeError, decode, read_header
+from mae_vit.data.images.decode import DecodeError, decode, decode_mask, read_header
 from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, pillow_image, take_bands
 from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, nodata_for
 from mae_vit.data.prepare.entries import Entry, raise_if_passing
@@ -201,8 +201,9 @@ def convert_entries(
 ) -> Generator[tuple[Entry, bytes, Converted], None, None]:
     """Reads and converts `count` images: yields entries in order, with their bytes and stored form.
 
-    `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar. An
-    image that `skips`, by its bytes, is not converted: band statistics count all that are.
+    `failed` receives the images that cannot be read or converted, or whose masks cannot be decoded, with the reason;
+    `doing` names the progress bar. An image that `skips`, by its bytes, is not converted: band statistics count all
+    that are.
 
     Raises:
         InputError: if a process died, or the machine or its network fails.
@@ -210,11 +211,15 @@ def convert_entries(
 
     def readable() -> Iterator[Encoded]:
         for entry in entries:
+            where = entry.path
             try:
                 data = entry.read()
+                if entry.read_mask is not None:
+                    where = f"the mask of {where}"
+                    decode_mask(entry.read_mask())
             except (DecodeError, OSError) as error:
-                raise_if_passing(entry.path, error)
-                failed.append(f"{plain_text(entry.path)}: {error}")
+                raise_if_passing(where, error)
+                failed.append(f"{plain_text(where)}: {error}")
                 continue
             if not skips(entry, data):
                 yield entry, data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,11 +13,11 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered, read_header
 from mae_vit.data.prepare.convert import Converted
-from mae_vit.data.prepare.entries import Entry, ImageSource, composed, raise_if_passing
+from mae_vit.data.prepare.entries import Entry, ImageSource, composed
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.shards.dataset_json import Segmentation
@@ -103,19 +103,6 @@ def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> li
         f"warning: all pixels of the masks have the id {counted} or the ignored id {ignore}; if {ignore} is an "
         "object, give another --mask-ignore and add it to --mask-classes"
     ]
-
-
-def without_damaged_masks(entries: Iterable[Entry], failed: list[str]) -> Iterator[Entry]:
-    """Yields the images to convert, since statistics of bands count all of them; `failed` receives damaged masks."""
-    for entry in entries:
-        if entry.read_mask is not None:
-            try:
-                decode_mask(entry.read_mask())
-            except (DecodeError, OSError) as error:
-                raise_if_passing(f"the mask of {entry.path}", error)
-                failed.append(f"the mask of {plain_text(entry.path)}: {error}")
-                continue
-        yield entry
 
 
 def read_mask(

@@ -28,7 +28,7 @@ from mae_vit.data.prepare.copies import Copies
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note, without_damaged_masks
+from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note
 from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import (
     ShardWriter,
@@ -114,7 +114,7 @@ def prepare(
         # Mixed, so that every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer,
         # and our own order `blocks`, would see one class at a time.
         order = permute(np.arange(len(chosen)), len(chosen), derive_key(_SEED, RngStream.PREPARE, 0))
-        mixed = without_damaged_masks((chosen[number] for number in order), unreadable)
+        mixed = (chosen[number] for number in order)
         images = convert_entries(
             mixed, kept, workers, doing, unreadable, count=len(chosen), skips=copies.skips
         )

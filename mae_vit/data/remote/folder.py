@@ -10,9 +10,7 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +22,13 @@ from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import check_url, file_url, redact_url
 from mae_vit.data.remote.cache import Cache, RemoteFile, RemoteFolder
 from mae_vit.data.remote.download import FetchRefused, download
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, parse_dataset, read_dataset
+from mae_vit.data.shards import index_files
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, parse_dataset, read_dataset
 
 DEFAULT_CACHE_GIB = 50.0
 # A name that only we use, because files in the folder may be removed.
 _SHARDS = "mae-vit-shards"
+_NPY_HEADER = 4096  # at most
 # Short, because a user waits at the start.
 START_PATIENCE_S = 30.0
 
@@ -70,50 +70,50 @@ def open_remote(
     sizes = [shard.bytes for split in dataset.splits.values() for shard in split.shards]
     if max(sizes) > limit:
         raise InputError(
-            f"a shard of {shown} has {_gib(max(sizes))} GiB, but the cache only {_gib(limit)}; raise data.cache_gib"
+            f"a shard of {shown} has {gib(max(sizes))} GiB, but the cache only {gib(limit)}; raise data.cache_gib"
         )
     if say:
-        total = f"{_gib(sum(sizes))} GiB"
-        print(f"shards of {shown} ({total}) go to {remote.cache_folder} (at most {_gib(limit)} GiB)")
+        total = f"{gib(sum(sizes))} GiB"
+        print(f"shards of {shown} ({total}) go to {remote.cache_folder} (at most {gib(limit)} GiB)")
     return DataLocation(folder, remote)
 
 
-def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
-    """Fetches the index of a split; raises InputError if it cannot be fetched."""
-    cache = Cache(path.parent, sys.maxsize, patience_s=START_PATIENCE_S)
-    try:
-        url = file_url(remote.url, described.file)
-        os.replace(cache.fetch(RemoteFile(url, described.bytes, described.sha256)), path)
-    except (FetchRefused, FetchUnavailable) as error:
-        raise InputError(
-            f"index {described.file} of {redact_url(remote.url)} cannot be fetched ({error}); put it next to the "
-            "shards, where it was written"
-        ) from None
-
-
-def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
-    """Checks that the cache and its disk take `needed` bytes at once; `why` says for what.
+def fetch_index(remote: RemoteFolder, folder: Path, split: str, dataset: Dataset) -> Path:
+    """Returns the index of a remote split, whose `folder` is local; it is fetched and checked once.
 
     Raises:
-        InputError: if not; names the size needed.
+        InputError: if it cannot be fetched, or does not match the shards.
     """
-    needs = f"{why} needs {_gib(needed)} GiB of shards of {redact_url(remote.url)} at once, but the"
-    if needed > remote.cache_bytes:
+    info = dataset.splits[split]
+    assert info.index is not None
+    where = f"index {info.index.file} of {redact_url(remote.url)}"
+    if info.index.bytes > info.samples * index_files.ROW.itemsize + _NPY_HEADER:
         raise InputError(
-            f"{needs} cache has only {_gib(remote.cache_bytes)}; raise data.cache_gib, or use data.order=blocks "
-            "with fewer data.lanes or data.block_shards"
+            f"{where} has {info.index.bytes:,} bytes, too many for {info.samples:,} images; prepare the data again"
         )
-    room = shutil.disk_usage(remote.cache_folder).free
-    for entry in os.scandir(remote.cache_folder):
-        with suppress(FileNotFoundError):
-            room += entry.stat().st_size
-    if needed > room:
-        raise InputError(
-            f"{needs} disk of {remote.cache_folder} has only {_gib(room)} free; give data.cache_dir on another"
-        )
+    home = index_files.cache_folder(folder)
+    path = home / f"{split}-index-{info.index.sha256[:16]}.npy"
+    file = RemoteFile(file_url(remote.url, info.index.file), info.index.bytes, info.index.sha256)
+    # All ranks of a node come here at once: one fetches, the others wait.
+    with FileLock(home / f".{split}.lock"):
+        if index_files.load_rows(path, info.samples) is None:
+            try:
+                os.replace(Cache(home, sys.maxsize, patience_s=START_PATIENCE_S).fetch(file), path)
+            except (FetchRefused, FetchUnavailable) as error:
+                raise InputError(
+                    f"{where} cannot be fetched ({error}); put it next to the shards, where it was written"
+                ) from None
+            if index_files.index_problem(path, info, len(dataset.classes), compare=True) is not None:
+                path.unlink()
+                raise InputError(f"{where} does not match its shards; prepare the data again")
+            for stale in home.glob(f"{split}-index-*.npy"):
+                if stale != path:
+                    stale.unlink(missing_ok=True)
+    return path
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Formats a size in GiB."""
     return f"{size / 2**30:.3g}"
 
 

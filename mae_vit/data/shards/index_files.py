@@ -65,7 +65,7 @@ def cache_folder(folder: Path) -> Path:
         beside.mkdir(exist_ok=True)
         if os.access(beside, os.W_OK):
             return beside
-    cache = _users_cache(folder)
+    cache = user_cache() / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,16 +74,6 @@ def cache_folder(folder: Path) -> Path:
             "XDG_CACHE_HOME"
         ) from None
     return cache
-
-
-def decoded_files(folder: Path, split: str, info: Split) -> list[Path]:
-    """Returns the files of decoded images that runs keep for a split with these shards."""
-    name = f"{split}-{fingerprint_of(info)[:16]}-*[0-9].npy"
-    return sorted(found for place in (folder / ".index", _users_cache(folder)) for found in place.glob(name))
-
-
-def _users_cache(folder: Path) -> Path:
-    return user_cache() / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
 
 
 def fingerprint_of(info: Split) -> str:

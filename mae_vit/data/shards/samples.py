@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS
-from mae_vit.data.shards.tar_headers import DamagedTar, Special, Tar, walk_tar
+from mae_vit.data.shards.tar_headers import DamagedTar, Tar, walk_tar
 
 # webdataset's own pattern (tariterators.base_plus_ext). Files that do not match it, and those that webdataset takes for
 # metadata, belong to no sample; nor do hidden files, which it takes for samples with the key of their folder.
@@ -102,23 +102,22 @@ def split_key(name: str) -> tuple[str, str]:
 
 def read_groups(
     tar: Path | Tar,
-    special: list[Special] | None = None,
+    others: list[str] | None = None,
     asked: str | None = None,
     lost: list[str] | None = None,
 ) -> list[Group]:
     """Lists the samples of a shard as webdataset groups them: adjacent members with the same key.
 
-    Members elsewhere with the same key, but without an image beside them, belong to the sample too. Links to members
-    are followed if `special` is given, which receives all others, as of `walk_tar`. `asked` is the field that the user
-    has named as the image; `lost` receives the keys of members that belong to no image.
+    Members elsewhere with the same key, but without an image beside them, belong to the sample too. Links are followed
+    if `others` is given, as by `walk_tar`. `asked` is the field that the user has named as the image; `lost` receives
+    the keys of members that belong to no image.
 
     Raises:
         DamagedTar: if the tar is damaged or holds an image twice under a key.
         OSError: if it cannot be read.
     """
     groups: list[Group] = []
-    links: list[Special] = []
-    for member in walk_tar(tar, links):
+    for member in walk_tar(tar, others):
         key, field = split_key(member.name)
         if not key:
             continue
@@ -127,8 +126,6 @@ def read_groups(
         if is_image_field(field) and field in groups[-1].fields:
             raise DamagedTar(f"{tar.name if isinstance(tar, Tar) else tar}: {_several(key, [field, field])}")
         groups[-1].fields[field] = member.offset, member.size
-    if special is not None and links:
-        special += _follow(links, groups)
     loose: dict[str, dict[str, tuple[int, int]]] = {}
     samples = []
     for group in groups:
@@ -141,23 +138,6 @@ def read_groups(
     for group in samples if loose else ():
         group.fields = loose.get(group.key, {}) | group.fields
     return samples
-
-
-def _follow(links: Sequence[Special], groups: list[Group]) -> list[Special]:
-    """Adds the targets of links to members, which tar writes for hard-linked files; returns the other links."""
-    places = {(group.key, field): place for group in groups for field, place in group.fields.items()}
-    by_key = {group.key: group for group in groups}
-    others = []
-    for link in links:
-        key, field = split_key(link.name)
-        place = places.get(split_key(link.target or ""))
-        if not key or place is None:
-            others.append(link)
-            continue
-        if key not in by_key:
-            groups.append(by_key.setdefault(key, Group(key, {})))
-        by_key[key].fields.setdefault(field, place)
-    return others
 
 
 def read_samples(path: Path) -> Iterator[ShardImage]:

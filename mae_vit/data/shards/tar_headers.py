@@ -9,8 +9,8 @@ import mmap
 import os
 import posixpath
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -28,6 +28,8 @@ _INCOMPLETE = {
 }
 # Names and pax records; a longer one is an attack or damage.
 _MAX_EXTENDED_HEADER = 1 << 20
+# Links in a row that are followed.
+_MAX_LINKS = 8
 # More zeros than any writer pads its last record with.
 _MAX_FILLED = 1 << 20
 _COMPRESSED = re.compile(
@@ -74,11 +76,11 @@ class Member:
     size: int
 
 
-class Special(NamedTuple):
-    """A link, device or pipe in a tar; `target` is the path in the tar that a link points to."""
+class _Special(NamedTuple):
+    """A link, device or pipe in a tar; `target` is the path in the tar that a link points to, else ""."""
 
     name: str
-    target: str | None
+    target: str
 
 
 def compression_of(path: Path) -> str | None:
@@ -92,27 +94,43 @@ def compression_of(path: Path) -> str | None:
     return found and found.lastgroup
 
 
-def walk_tar(tar: Path | Tar, special: list[Special] | None = None) -> Iterator[Member]:
+def walk_tar(tar: Path | Tar, others: list[str] | None = None) -> Iterator[Member]:
     """Yields the regular files of a tar in order: ustar, GNU long names, pax.
 
-    `special` receives the links, devices and pipes, which are not yielded.
+    Given `others`, the links to them follow, with the places of their targets; tar stores a file's further copies as
+    links. `others` receives the names of all other links, devices and pipes.
 
     Raises:
         DamagedTar: naming the tar and the offset.
         OSError: if it cannot be opened.
     """
     tar = Tar(tar, tar) if isinstance(tar, Path) else tar
+    special, files = list[_Special](), dict[str, Member]()
     with tar.path.open("rb") as file:
         end = file.seek(0, 2) if tar.end is None else tar.end
         if end == tar.start:
             raise DamagedTar(f"{tar.name}: empty file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield from _walk(data, tar.start, end, tar.name, special)
+            for member in _walk(data, tar.start, end, tar.name, special):
+                if others is not None:
+                    files[posixpath.normpath(member.name)] = member
+                yield member
+    if others is not None:
+        yield from _follow(special, files, others)
 
 
-def _walk(
-    data: mmap.mmap, start: int, end: int, path: Path, special: list[Special] | None
-) -> Iterator[Member]:
+def _follow(special: Sequence[_Special], files: Mapping[str, Member], others: list[str]) -> Iterator[Member]:
+    targets = {posixpath.normpath(one.name): one.target for one in special}
+    for name, target in special:
+        for _ in range(_MAX_LINKS):
+            target = targets.get(target, target)
+        if target in files:
+            yield replace(files[target], name=name)
+        else:
+            others.append(name)
+
+
+def _walk(data: mmap.mmap, start: int, end: int, path: Path, special: list[_Special]) -> Iterator[Member]:
     if found := _COMPRESSED.match(data, start):
         raise DamagedTar(f"{path}: compressed tars have no random access; decompress it ({found.lastgroup})")
     at = start
@@ -159,11 +177,11 @@ def _walk(
                 raise IncompleteTar(f"{path}: {plain_text(name)} {_INCOMPLETE[kind]}")
             if kind in _REGULAR:
                 yield Member(name, body, size)
-            elif kind in _BODILESS and kind != _FOLDER and special is not None:
+            elif kind in _BODILESS and kind != _FOLDER:
                 link = pax.get("linkpath") or long_link or _text(header[157:257].split(b"\0", 1)[0])
-                if kind == _SYMLINK:
-                    link = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
-                special.append(Special(name, link if kind in (_HARD_LINK, _SYMLINK) else None))
+                link = posixpath.join(posixpath.dirname(name) if kind == _SYMLINK else "", link)
+                is_link = kind in (_HARD_LINK, _SYMLINK)
+                special.append(_Special(name, posixpath.normpath(link) if is_link else ""))
             long_name, long_link, pax = None, None, dict(shared)
         at = body + -(-size // BLOCK) * BLOCK
     raise DamagedTar(f"{path}: truncated at offset {at - start} (no end marker)")

@@ -11,7 +11,7 @@ from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
-from mae_vit.data.shards.index_files import decoded_files, index_hint, index_problem, index_shard, load_rows
+from mae_vit.data.shards.index_files import index_hint, index_problem, index_shard, load_rows
 from mae_vit.data.shards.samples import read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, Tar
 
@@ -42,26 +42,12 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
                 problems.append(f"{path.name} {problem} (split {name}); {index_hint(folder)}")
             else:
                 index = load_rows(path, split.samples)
-            first, before = 0, len(problems)
+            first = 0
             for shard in split.shards:
                 rows = None if index is None else index[first : first + shard.samples]
                 problems += _check_shard(folder / shard.file, shard, rows, classes, decode_all, dataset.bands)
                 first += shard.samples
                 bar.update(shard.bytes)
-            arrays = decoded_files(folder, name, split)
-            if len(problems) > before:
-                problems += [
-                    f"{array} has the pixels of earlier shards, and runs read it; delete it to decode them again"
-                    for array in arrays
-                ]
-                continue
-            written = max((folder / shard.file).stat().st_mtime_ns for shard in split.shards)
-            problems += [
-                f"{array} is older than its shards, as in a copied folder, so runs warn; delete it to decode them "
-                "again"
-                for array in arrays
-                if array.stat().st_mtime_ns < written
-            ]
     return problems
 
 

@@ -41,9 +41,3 @@ def test_a_contradiction_is_one_line(asked, channels, bands, said):
     with pytest.raises(InputError) as found:
         with_channels(config_of(f"model.in_chans={asked}"), data_of(channels, bands=bands))
     said(found)
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "4097", "2.5"])
-def test_it_is_a_positive_number(value):
-    with pytest.raises(InputError, match=r"model\.in_chans"):
-        config_of(f"model.in_chans={value}")

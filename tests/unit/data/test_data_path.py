@@ -3,10 +3,9 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.encoders import info_of
-from helpers.images import encoded, picture, write_files, write_zip
+from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
@@ -57,14 +56,6 @@ def test_a_changed_folder_is_prepared_anew(photos, monkeypatch):
     (photos / "cat" / "new.jpg").unlink()
     resolve_data_path(str(photos))
     assert not after.exists()
-
-
-def test_an_archive_is_prepared_as_its_folder(photos, tmp_path):
-    write_zip(tmp_path / "photos.zip", CLASSES)
-    of_folder = open_index(resolve_data_path(str(photos)).folder, "train")
-    of_archive = open_index(resolve_data_path(str(tmp_path / "photos.zip")).folder, "train")
-    assert of_archive.fingerprint == of_folder.fingerprint
-    np.testing.assert_array_equal(of_archive.labels, of_folder.labels)
 
 
 def test_splits_of_its_own_are_kept(tmp_path):
@@ -144,13 +135,6 @@ def test_hidden_files_are_no_change_and_short_names_are_not_hidden(photos, monke
     assert resolve_data_path(str(photos)).folder == resolve_data_path(".").folder == before
     write_files(photos, {"1.txt": b"new"})
     assert resolve_data_path(".").folder != before
-
-
-def test_one_of_several_shards_is_not_the_data(digits):
-    shard = next(digits.glob("*.tar"))
-    assert resolve_data_path(str(shard)).folder == shard
-    with pytest.raises(InputError, match="give the"):
-        read_dataset(shard)
 
 
 def test_the_cache_does_not_lie_among_the_images(photos):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import pickle
 import re
 from collections import defaultdict
 from types import SimpleNamespace
@@ -350,6 +351,9 @@ def test_objects_beside_the_weights_are_never_called(tmp_path):
     finally:
         Hyperparameters.__module__ = __name__
     assert read_weights(str(path)).tensors.keys() == model.state_dict().keys()
+    path.write_bytes(pickle.dumps(RunsCode(str(mark))))
+    with pytest.raises(InputError, match=r"some\.ckpt"):
+        read_weights(str(path))
     assert not mark.exists()
     torch.save(model, path)
     with pytest.raises(InputError, match=r"some\.ckpt.*state_dict"):

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from mae_vit.core.errors import InputError
@@ -35,7 +35,6 @@ _MAX_RATIO = 200
 _SMALL_BYTES = 256 << 20
 _BLOCK = 1 << 20
 _ENCRYPTED, _UTF_8 = 0x1, 0x800
-_MAX_LINKS = 8
 # Raised by zipfile and its decompressors for damaged members.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError, NotImplementedError, zlib.error
@@ -108,12 +107,9 @@ def open_archive(tar: tar_headers.Tar) -> Listing:
     Raises:
         InputError: if it is damaged, or holds paths that leave its folder.
     """
-    special: list[tar_headers.Special] = []
-    where = str(tar.name)
-    named = [(safe_member_path(m.name, where), m) for m in _members(tar, special)]
-    links = {safe_member_path(s.name, where): s.target for s in special}
-    linked = _follow(links, dict(named))
-    return _list([*named, *linked], partial(read_member, tar), special=len(special) - len(linked))
+    where, others = str(tar.name), list[str]()
+    named = [(safe_member_path(member.name, where), member) for member in _members(tar, others)]
+    return _list(named, partial(read_member, tar), special=len(others))
 
 
 def read_member(tar: tar_headers.Tar, member: tar_headers.Member, length: int | None = None) -> bytes:
@@ -123,33 +119,14 @@ def read_member(tar: tar_headers.Tar, member: tar_headers.Member, length: int | 
     return tar.read(member.offset, member.size if length is None else min(length, member.size))
 
 
-def _members(
-    tar: tar_headers.Tar, special: list[tar_headers.Special] | None = None
-) -> Iterator[tar_headers.Member]:
+def _members(tar: tar_headers.Tar, others: list[str] | None = None) -> Iterator[tar_headers.Member]:
     try:
-        yield from tar_headers.walk_tar(tar, special)
+        yield from tar_headers.walk_tar(tar, others)
     except tar_headers.IncompleteTar as error:
         raise InputError(f"archive {error}") from None
     except (tar_headers.DamagedTar, OSError) as error:
         reason = str(error).removeprefix(f"{tar.name}: ")
         raise InputError(f"archive {tar.name} is {what_file_is(tar.path) or f'damaged: {reason}'}") from None
-
-
-def _follow(
-    links: dict[str, str | None], files: dict[str, tar_headers.Member]
-) -> list[tuple[str, tar_headers.Member]]:
-    """Returns the links to files of the archive, with the file; tar stores a file's further copies as links."""
-    linked = []
-    for name, target in links.items():
-        for _ in range(_MAX_LINKS):
-            # Members are listed by their plain names: "./a" as "a".
-            target = None if target is None else str(PurePosixPath(target))
-            if target not in links:
-                break
-            target = links[target]
-        if target in files:
-            linked.append((name, files[target]))
-    return linked
 
 
 def open_zip(path: Path) -> Listing:

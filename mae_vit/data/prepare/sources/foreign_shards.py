@@ -38,7 +38,7 @@ from mae_vit.data.shards.samples import (
     read_label,
     split_key,
 )
-from mae_vit.data.shards.tar_headers import DamagedTar, Member, Special, Tar, walk_tar
+from mae_vit.data.shards.tar_headers import DamagedTar, Member, Tar, walk_tar
 
 # Number of members to look at for images with other extensions.
 _LOOKED_AT = 100
@@ -108,7 +108,7 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
     known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     splits = {s.file: split for split, info in known.splits.items() for s in info.shards} if known else {}
     segmentation = known.segmentation if known else None
-    special, lost = list[Special](), list[str]()
+    special, lost = list[str](), list[str]()
     samples = [sample for shard in shards for sample in _read_samples(shard, options, special, lost)]
     numbers = {label: label_number(label) for *_, label in samples if label}
     numbered = None not in numbers.values()
@@ -170,14 +170,11 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
 
 
 def _read_samples(
-    shard: Tar, options: SourceOptions, special: list[Special], lost: list[str]
+    shard: Tar, options: SourceOptions, special: list[str], lost: list[str]
 ) -> Iterator[tuple[Tar, Group, bytes | None]]:
     """Yields the samples of a shard, with their labels if the options ask for them.
 
-    `special` receives links, devices and pipes; `lost` the keys of members without an image.
-
-    Raises:
-        InputError: if the shard cannot be used, or a label is neither a number nor a name.
+    `special` receives links, devices and pipes that are not followed; `lost` the keys of members without an image.
     """
     try:
         groups = read_groups(shard, special, options.image_column, lost)

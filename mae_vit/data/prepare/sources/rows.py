@@ -102,7 +102,7 @@ def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: Source
     """Reads Parquet files; splits come from the names of files, and of folders below `folder`.
 
     Raises:
-        InputError: if a file is not Parquet, has no column of images, or its labels make no sense.
+        InputError: if a file is not Parquet, no column of images fits or several do, or its labels make no sense.
     """
     splits = [user_files.split_from_path(path, folder, options.split) for path in paths]
     _refuse_existing(splits, options)
@@ -154,11 +154,7 @@ def _refuse_existing(splits: Sequence[str], options: SourceOptions) -> None:
 def _read_tables(
     tables: Iterable[_ParquetTable | _HubTable], name: str, options: SourceOptions
 ) -> ImageSource:
-    """Reads all rows, and copies their images to a temporary file.
-
-    Raises:
-        InputError: if columns or labels make no sense, or tables name their classes differently.
-    """
+    """Reads all rows, and copies their images to a temporary file."""
     spool, entries, without, largest = Spool(options.out), list[Entry](), 0, -1
     keys: dict[str, dict[str, int]] = {}
     unread: dict[str, None] = {}
@@ -253,11 +249,7 @@ class Columns(NamedTuple):
 
 
 def _choose_columns(schema: Any, where: str, options: SourceOptions) -> Columns:
-    """Chooses the columns of images, labels and splits of a pyarrow schema.
-
-    Raises:
-        InputError: if no column fits, or several do.
-    """
+    """Chooses the columns of images, labels and splits of a pyarrow schema."""
     kinds = {field.name: _kind(field.type) for field in schema}
     features: dict[str, Any] = {}
     with suppress(KeyError, ValueError, TypeError, AttributeError):

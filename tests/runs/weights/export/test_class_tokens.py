@@ -11,10 +11,7 @@ from safetensors.torch import load_file
 from transformers import PixioModel
 
 import mae_vit
-from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import read_metadata
-from mae_vit.weights.load import load_weights
-from mae_vit.weights.read import read_weights
 
 IMAGES = images_for(info_of())
 
@@ -57,13 +54,6 @@ def test_transformers_has_pixio_for_them(path, tmp_path):
     close(mae_vit.load_encoder(out, pool="cls")(IMAGES), ours(IMAGES))
 
 
-def test_a_program_keeps_any_read_out(path, tmp_path):
-    out = tmp_path / "out"
-    assert export(path, "--to", "torch", "--out", out) == 0
-    program = torch.export.load(out / "model.pt2").module()
-    close(program(IMAGES), mae_vit.load_encoder(path)(IMAGES))
-
-
 def test_forms_that_cannot_say_so(path, tmp_path, capsys, said):
     classifier = tmp_path / "tuned" / "model.safetensors"
     classifier_file(classifier, pool="mean", class_tokens=4)
@@ -79,12 +69,6 @@ def test_forms_that_cannot_say_so(path, tmp_path, capsys, said):
     assert export(by_cls, "--to", "timm", "--out", tmp_path / "out") == 2
     said(capsys.readouterr().err)
     assert export(classifier, "--to", "timm", "--out", tmp_path / "out") == 0
-
-
-def test_other_numbers_of_class_tokens_do_not_fit(path):
-    weights = read_weights(str(path))
-    with pytest.raises(InputError, match=r"model\.class_tokens=1"):
-        load_weights(weights, info_of(pos_embed="learnable").geometry.build())
 
 
 def test_positions_are_interpolated_behind_all_class_tokens(path):

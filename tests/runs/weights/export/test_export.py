@@ -15,12 +15,15 @@ from safetensors.torch import load_file
 from transformers import AutoImageProcessor, ViTForImageClassification, ViTMAEForPreTraining, ViTModel
 
 import mae_vit
+from mae_vit.core.bands import Bands
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.models.encoder_file import read_info
 from mae_vit.models.masking import random_masking
 from mae_vit.weights.read import read_weights
 
 PROGRAMS = ["onnx", "torch"]
+FIVE = Bands(("blue", "green", "red", "nir", "swir"), "uint16", (0.0, 1.0, 2.0, 3.0, 4.0), (900.0,) * 5, 7.0)
+OF_FIVE = {"in_chans": 5, "mean": (0.1, 0.2, 0.3, 0.4, 0.5), "std": (0.2, 0.3, 0.4, 0.5, 0.6), "bands": FIVE}
 
 
 def images(count=5, **changes):
@@ -273,3 +276,29 @@ def test_an_official_file_of_the_official_decoder_goes_to_transformers(tmp_path,
     config = json.loads((tmp_path / "out" / "mae" / "config.json").read_text())
     assert config["decoder_num_attention_heads"] == 16
     assert "norm_pix_loss=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "timm",
+        "official",
+        "torch",
+        pytest.param("hf", marks=pytest.mark.slow),
+        pytest.param("onnx", marks=pytest.mark.slow),
+    ],
+)
+def test_the_card_of_five_bands_reads_raw_values_as_transform_does(tmp_path, monkeypatch, to):
+    path, out = encoder_file(tmp_path / "encoder.safetensors", **OF_FIVE), tmp_path / "out"
+    assert export(path, "--to", to, "--out", out) == 0
+    raw = np.random.default_rng(0).integers(0, 1000, (5, 16, 20)).astype(np.uint16)
+    raw[1, 3:6] = 7
+    np.save(tmp_path / "image.npy", raw)
+    card = (out / "README.md").read_text()
+    for words in ("| nir | 3 | 900 | 0.4 | 0.5 |", "Missing values (7)", "uint16 (5, height, width)"):
+        assert words in card
+    found = run_card(out, monkeypatch)
+    encoder = mae_vit.load_encoder(path)
+    images = encoder.transform(raw)[None]
+    torch.testing.assert_close(found["images"], images, atol=1e-5, rtol=1e-5)
+    close(torch.as_tensor(found["features"]), encoder(images))

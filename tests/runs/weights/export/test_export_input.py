@@ -12,8 +12,10 @@ from helpers.objectives import section_of
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
+from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_metadata, to_metadata
 from mae_vit.weights.export import to_timm
+from mae_vit.weights.export.source import Written
 
 
 @pytest.fixture
@@ -150,3 +152,16 @@ def test_a_card_tells_what_the_weights_say(tmp_path):
     ):
         assert words in card.text, words
     assert str(tmp_path) not in card.content
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "same"), [(0.1, 5e-5, True), (0.1, 2e-4, False), (300, 2e-2, True), (300, 0.1, False)]
+)
+def test_outputs_agree_to_a_share_of_the_largest(size, error, same):
+    ours = torch.full((3, 4), float(size))
+    written = Written({"features": (ours, ours + error)}, "")
+    if same:
+        assert written.largest_difference("timm") <= 1e-4
+    else:
+        with pytest.raises(InputError, match="features differ by"):
+            written.largest_difference("timm")

@@ -93,18 +93,6 @@ def test_a_damaged_mask_is_a_damaged_sample(pairs, tmp_path):
     torch.testing.assert_close(batch.class_map(), expected_classes(batch.images))
 
 
-def test_places_of_masks_that_were_cut_short_are_found_again(pairs, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(pairs, out)
-    whole = opened(out).render(0, 0, np.array([3, 20])).masks
-    kept = open_index(out, "train").cache_path("masks.npy")
-    data = kept.read_bytes()
-    for rest in (b"", data[:50], data[:-8]):
-        kept.write_bytes(rest)
-        np.testing.assert_array_equal(opened(out).render(0, 0, np.array([3, 20])).masks, whole)
-        assert kept.read_bytes() == data
-
-
 def test_data_without_masks_are_refused(digits):
     with pytest.raises(InputError, match="--masks"):
         opened(digits)

@@ -11,7 +11,7 @@ from helpers.images import encoded
 from PIL import Image
 
 from mae_vit.data.images.augment import crop_mask
-from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered
+from mae_vit.data.images.decode import DecodeError, decode_mask
 
 IDS = np.arange(48).reshape(6, 8) % 7
 
@@ -76,13 +76,6 @@ def test_anything_else_is_refused(data, said):
     said(error)
     with pytest.raises(DecodeError, match=r"trunc|broken|incomplete"):
         decode_mask(encoded(Image.fromarray(IDS.astype(np.uint8)), "png")[:-40])
-
-
-def test_ids_become_classes():
-    table = id_table([1, 5, 700], 0)
-    np.testing.assert_array_equal(numbered(np.array([[1, 5], [700, 0]], np.uint16), table), [[1, 2], [3, 0]])
-    with pytest.raises(DecodeError, match=r"\(0, 1\).* 4"):
-        numbered(np.array([[1, 4]], np.uint16), table)
 
 
 def test_the_nearest_pixel_is_that_of_torch():

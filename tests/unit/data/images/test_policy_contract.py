@@ -41,16 +41,6 @@ def test_a_view_depends_on_the_key_alone(policy, options):
         assert (views_of(policy, images, seed=seed, epoch=epoch, **options) != views).any()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_it_changes_some_images_and_leaves_type_size_and_input_alone(policy, channels):
-    images = smooth(channels, 24, 32, count=len(INDEX))
-    before = images.copy()
-    views = views_of(policy, images)
-    assert (views.dtype, views.shape) == (np.uint8, images.shape)
-    assert (views != images).any()
-    np.testing.assert_array_equal(images, before)
-
-
 def test_no_generator_is_read_or_moved(policy):
     images, views = smooth(3, 24, 32, count=len(INDEX)), []
     for seed in (0, 1):

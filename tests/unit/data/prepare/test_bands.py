@@ -79,13 +79,6 @@ def test_options_that_make_no_sense(call, said, options):
     assert (result.code, result.out.exists()) == (2, False)
 
 
-def test_transparency_is_a_band_if_it_is_asked_for(call):
-    data = chunky(WIDE[:4], photometric="rgb", extrasamples=["unassalpha"])
-    dropped, asked = call({"a.tif": data}, out="rgb"), call({"a.tif": data}, options="--bands 1-4")
-    assert "--bands 1-4" in dropped.text
-    assert (dropped.dataset.channels, asked.dataset.channels, len(stored(asked, "a"))) == (3, 4, 4)
-
-
 def test_eight_bits_with_and_without_a_fourth_band(call):
     byte = values(4, "uint8", 0, 255)
     result = call({"a.tif": chunky(byte, photometric="rgb", extrasamples=["unspecified"])})
@@ -274,13 +267,6 @@ def test_arrays_that_may_be_stacks_are_refused_unless_their_bands_are_last(call)
     assert "a stack of 29 images of 12x12 px" in refused.text
     assert "if it is a single image, write it as (12, 12, 29))" in refused.text
     assert "single image" not in call({"a.npy": npy(np.zeros((513, 12, 12), np.uint16))}).text
-
-
-def test_resized_bands_stay_bands(call):
-    result = call(tiles(), options="--resize 20")
-    split = result.dataset.splits["train"]
-    assert (split.height, split.width) == ((20, 20), (28, 28))
-    np.testing.assert_allclose(stored(result, "0").mean(axis=(1, 2)), WIDE.mean(axis=(1, 2)), rtol=0.02)
 
 
 def test_arrays_beside_photographs_are_none(tmp_path, call):

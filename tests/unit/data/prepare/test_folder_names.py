@@ -98,13 +98,6 @@ def test_two_meanings_are_asked_in_a_line_that_names_the_answers(name, said):
     assert placed(paths, labels=False) == "train: -"
 
 
-def test_the_question(said):
-    with pytest.raises(InputError) as caught:
-        placed(TWO_LEVELS)
-    said(caught)
-    assert placed(TWO_LEVELS, class_folder="last") == "train: cat dog"
-
-
 @pytest.mark.parametrize("paths", ["Train/a/1.jpg train/a/2.jpg", "train_1/1.jpg train_2/2.jpg test/3.jpg"])
 def test_two_folders_of_one_split_are_refused(paths, said):
     with pytest.raises(InputError) as caught:

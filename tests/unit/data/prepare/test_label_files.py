@@ -71,13 +71,6 @@ def test_a_label_file_silences_advice_on_other_labels(labeled, tmp_path):
     assert "CLASS" not in result.text
 
 
-def test_columns_are_chosen_by_name_or_number(labeled):
-    table = "name,age,kind\n" + "".join(f"{path},7,{label}\n" for path, label in ROWS)
-    assert labels_of(labeled(table, "--label-column", "kind")) == EXPECTED
-    assert labels_of(labeled(table, "--image-column", "1", "--label-column", "3")) == EXPECTED
-    assert labeled(table).code == 2
-
-
 def test_unknown_and_missing_images_are_counted_and_named(labeled, said):
     table = "image,label\ngone.jpg,cat\n" + "".join(f"{path},{label}\n" for path, label in ROWS)
     said(labeled(table).text.rpartition("\n/")[0])
@@ -92,16 +85,6 @@ def test_a_name_that_two_shards_have_gets_no_label(labeled, tmp_path):
     assert "several images fit 1 file of labels.csv (1.jpg)" in result.text
     refused = labeled("image,label\n1.jpg,dog\n", source="shards")
     assert (refused.code, "several images fit" in refused.text) == (2, True)
-
-
-def test_an_archive_and_a_column_of_splits(labeled, tmp_path):
-    write_zip(tmp_path / "photos.zip", PHOTOS)
-    table = "image,label,split\n" + "".join(
-        f"{path},{label},{'val' * (n < 2)}\n" for n, (path, label) in enumerate(ROWS)
-    )
-    result = labeled(table, source="photos.zip")
-    assert labels_of(result) == {"b/0": "cat", "b/1": "dog"}
-    assert sorted(result.images("val")) == ["a/0", "a/1"]
 
 
 @pytest.mark.parametrize(
@@ -167,12 +150,6 @@ def test_splits_of_folders_win_over_a_column(labeled, tmp_path):
     assert "1 image without a label in labels.csv, used only for pretraining" in result.text
 
 
-def test_labels_of_held_out_images_alone(labeled):
-    result = labeled("image,label,split\n" + "".join(f"{p},{c},val\n" for p, c in ROWS))
-    assert labels_of(result) == {}
-    assert len(result.images()) == len(result.images("val")) == 4
-
-
 @pytest.mark.parametrize(
     "table",
     [
@@ -202,12 +179,6 @@ def test_what_is_no_class_of_an_image_is_one_line(labeled, said, table):
     assert (refused.code, refused.out.exists()) == (2, False)
 
 
-@pytest.mark.parametrize("image", ["a/0.jpg", "a/0"])
-def test_a_single_line_is_a_row(labeled, image):
-    result = labeled(f"{image},cat")
-    assert [label for label in labels_of(result).values() if label] == ["cat"]
-
-
 def test_a_holdout_is_drawn_from_labeled_images(labeled, tmp_path):
     write_files(
         tmp_path / "more",
@@ -221,16 +192,6 @@ def test_a_holdout_is_drawn_from_labeled_images(labeled, tmp_path):
     # Two with labels, four that the table does not name, and twenty: a copy of a labeled image is left out.
     assert len(result.images()) == 26
     assert "left out 1 image of" in result.text
-
-
-def test_a_table_keeps_its_unlabeled_images_in_train(tmp_path, call):
-    labels = dict(ROWS)
-    source = write_files(tmp_path / "src", PHOTOS)
-    (source / "table.csv").write_text(
-        "\n".join(["path,label", *(f"{p},{labels.get(p, '')}" for p in PHOTOS)])
-    )
-    result = call(source / "table.csv", options="--holdout 1/2 --limit-per-class 1")
-    assert result.counts() == "train: cat 1, dog 1, - 4 | val: cat 1, dog 1"
 
 
 def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, call):
@@ -265,12 +226,6 @@ def test_the_output_does_not_lie_in_the_source(tmp_path, call, said):
     said(call(source, out="src/out").text)
     assert {path.name for path in source.iterdir()} == {"a", "b"}
     assert call(source, out="src/.hidden").counts() == "train: a 4, b 4"
-
-
-def test_shards_take_images_without_labels(tmp_path, call):
-    write_tar(tmp_path / "shards" / "a.tar", {"1.jpg": PHOTOS["a/0.jpg"], "1.cls": b"0"})
-    more = write_files(tmp_path / "more", PHOTOS)
-    assert len(call(tmp_path / "shards", options=f"--unlabeled {more}").images()) == 8
 
 
 def test_the_contact_sheet_has_a_row_for_each_class(call):

@@ -77,14 +77,6 @@ def test_masks_that_do_not_fit_are_refused(pairs, masked, said, mask):
     assert (result.code, list(result.out.glob("test*"))) == (2, [])
 
 
-def test_damaged_masks_are_left_out(pairs, masked):
-    path = pairs / "masks" / "train" / "4.png"
-    path.write_bytes(path.read_bytes()[:-30])
-    result = masked()
-    assert "train/4.png" in result.text
-    assert result.dataset.splits["train"].samples == 5
-
-
 def test_an_image_with_a_damaged_mask_is_not_in_the_statistics_of_bands(tmp_path, masked):
     """The sums of a chunk travel on one of its images, each of which may be that one."""
     folder = tmp_path / "wide"

@@ -59,7 +59,6 @@ def folders(tmp_path_factory):
     write_files(folder / "source", files)
     (folder / "gone").mkdir()
     shutil.copy(folder / "known" / "dataset.json", folder / "gone")
-    (folder / "a:b").symlink_to(folder / "known")
     return folder
 
 
@@ -94,18 +93,10 @@ def test_copies_of_test_images_are_left_out_and_counted(folders, call, said):
     assert one["splits"]["test"] == other["splits"]["test"]
 
 
-@pytest.mark.parametrize(
-    ("options", "samples"),
-    [
-        ("--exclude {f}/known:val --exclude {f}/known:test", [1, 6]),
-        ("--exclude {f}/a:b", [7]),
-    ],
-)
-def test_splits_are_chosen(folders, call, options, samples):
-    processing = (
-        call(folders / "source", options=options.format(f=folders)).dataset.splits["train"].processing
-    )
-    assert [excluded.samples for excluded in processing.excluded] == samples
+def test_splits_are_chosen(folders, call):
+    options = f"--exclude {folders}/known:val --exclude {folders}/known:test"
+    processing = call(folders / "source", options=options).dataset.splits["train"].processing
+    assert [excluded.samples for excluded in processing.excluded] == [1, 6]
 
 
 # Options, and the folder that is prepared.

@@ -6,10 +6,8 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.images import encoded, img2dataset, picture, write_files
+from helpers.images import encoded, picture, write_files
 from huggingface_hub import HfFileSystem
-
-from mae_vit.data.prepare.sources import rows
 
 PNG = encoded(picture(40), "png")
 JPEGS = [encoded(picture(n, (8, 8))) for n in range(12)]
@@ -65,16 +63,6 @@ def test_rows_become_shards_byte_for_byte(tmp_path, call):
     assert set(result.images()) == {str(n) for n in range(10)}
     assert (result.dataset.classes, result.dataset.splits["train"].source) == (NAMED["names"], "src")
     assert {path.name[0] for path in result.out.iterdir()} == {"d", "p", "t", "v"}
-
-
-def test_files_that_a_shell_lists_are_one_source(tmp_path, call):
-    for part in range(3):
-        written(table(JPEGS[4 * part : 4 * part + 4]), tmp_path / "src" / f"{part}.parquet")
-    result = call(*sorted((tmp_path / "src").glob("*.parquet")))
-    assert by_image(result) == dict.fromkeys(JPEGS, "")
-    assert result.dataset.splits["train"].source == "3 files of src"
-    # Rows that tell no path are named by file and place.
-    assert {"0-000000", "2-000003"} <= set(result.images())
 
 
 def test_pictures_and_tables_beside_parquet_files(tmp_path, call, said):
@@ -168,15 +156,6 @@ def test_whole_numbers_with_gaps_are_labels_and_the_gaps_are_counted(tmp_path, c
     assert call(path).counts() == "train: 0 1, 1 1, - 3"
 
 
-def test_numbers_in_texts_are_classes_in_numeric_order(tmp_path, call):
-    path = written(table(JPEGS, [str(n) for n in range(-1, 11)]), tmp_path / "a.parquet")
-    result = call(path)
-    assert result.dataset.classes == [str(n) for n in range(11)]
-    assert "1 image without a label" in result.text
-    signed = written(table(JPEGS, ["-1", "1"] * 6), tmp_path / "a.parquet")
-    assert call(signed, options="--overwrite").counts() == "train: -1 6, 1 6"
-
-
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
 def test_a_column_of_splits_is_read(tmp_path, call, kind):
     splits = pa.array([*["train"] * 8, *["validation"] * 3, None]).cast(kind)
@@ -217,23 +196,6 @@ def test_damaged_rows_are_left_out_and_a_damaged_file_is_one_line(tmp_path, call
         refused = call(path, out="out2")
         assert (refused.code, len(refused.text.splitlines()), refused.out.exists()) == (2, 1, False)
         assert "a.parquet" in refused.text
-
-
-def test_tables_beside_shards_are_not_read(tmp_path, call):
-    """img2dataset writes one beside each shard."""
-    source = img2dataset(tmp_path / "src")
-    written(pa.table({"url": ["x"]}), source / "00000.parquet")
-    assert call(source).counts() == "train: - 12"
-
-
-def test_a_split_that_exists_is_refused_before_anything_is_read(tmp_path, call, monkeypatch):
-    path = written(table(JPEGS), tmp_path / "a.parquet")
-    before = sorted(call(path).out.iterdir())
-    monkeypatch.setattr(rows, "_ParquetTable", None)
-    result = call(path)
-    assert result.code == 2
-    assert "--overwrite" in result.text
-    assert sorted(result.out.iterdir()) == before
 
 
 # -- data sets of the Hub

@@ -191,12 +191,6 @@ def test_bad_input_is_one_line_and_writes_nothing(tree, tmp_path, capsys, said, 
     assert not (tmp_path / "out").exists()
 
 
-def test_columns_may_be_those_of_one_of_several_sources(tmp_path, call):
-    more = write_files(tmp_path / "more", {"test.csv": b"path,kind,split\na.png,cat,test\n", "a.png": PNG})
-    result = call({"cat/1.png": PNG, "dog/2.png": PNG}, more / "test.csv", options="--label-column kind")
-    assert result.counts() == "test: cat 1 | train: cat 1, dog 1"
-
-
 def test_a_shard_that_the_description_beside_it_lacks_is_read(tmp_path, call):
     out = call({"cat/1.png": PNG}, options="--split test").out
     shutil.copy(out / "test-000000.tar", out / "train-000007.tar")
@@ -223,15 +217,6 @@ def test_shards_left_by_a_kill_while_moving_are_replaced(tree, tmp_path, call):
     write_files(tmp_path / "out", {"train-000000.tar": b"half of an earlier call"})
     (tmp_path / "out" / ".train.partial").mkdir()
     assert main(["check", str(call(tmp_path / "src").out)]) == 0
-
-
-def test_a_record_that_cannot_be_written_is_one_line(tmp_path, call):
-    (tmp_path / "out" / "prepare.log").mkdir(parents=True)
-    result = call({"1.png": PNG})
-    assert (result.code, result.text.splitlines()[-1]) == (
-        2,
-        f"error: {result.out}/prepare.log: is a directory",
-    )
 
 
 def test_the_record_has_the_commands_and_names_all_that_was_left_out(tmp_path, call):

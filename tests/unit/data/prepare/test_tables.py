@@ -101,12 +101,6 @@ def test_tables(tmp_path, call, said, name):
     assert expected == 2 or result.counts() == expected
 
 
-def test_a_text_of_columns_by_tabs_is_a_table(tmp_path, call):
-    text = "Datei\tKlasse\r\n1.jpg\tKäfer\r\n".encode("utf-16")
-    source = write_files(tmp_path / "src", {"1.jpg": JPEG, "Liste.txt": text}) / "Liste.txt"
-    assert call(source, options="--label-column Klasse").counts() == "train: Käfer 1"
-
-
 READ = {"a/1.jpg": "cat", "a/2.jpg": "dog"}
 LISTS = [
     ("1.jpg,cat\n2.jpg,dog", "a/x.csv", READ),

@@ -4,7 +4,6 @@ import resource
 import sys
 
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from helpers.servers.remote_shards import first_shard, open_cache, wanted
 
 from mae_vit.core.errors import FetchUnavailable
@@ -23,25 +22,6 @@ def test_faults_that_pass(source, server, tmp_path, fault):
     assert path.read_bytes() == (source / shard.file).read_bytes()
     assert len(server.starts_of(shard.file)) == 3
     assert not list(path.parent.glob("*.part"))
-
-
-def test_an_error_of_a_package_of_its_own_passes(source, tmp_path, monkeypatch):
-    """As botocore's, whose errors of a lost connection are no OSError."""
-
-    class LostConnection(Exception):
-        pass
-
-    shard, whole, errors = first_shard(source), LocalFileSystem._open, [LostConnection(), LostConnection()]
-
-    def lose(self, path, *arguments, **options):
-        if errors:
-            raise errors.pop()
-        return whole(self, path, *arguments, **options)
-
-    monkeypatch.setattr(LocalFileSystem, "_open", lose)
-    wanted_file = RemoteFile((source / shard.file).as_uri(), shard.bytes, shard.sha256)
-    assert open_cache(tmp_path).fetch(wanted_file).read_bytes() == (source / shard.file).read_bytes()
-    assert not errors
 
 
 def test_a_source_that_is_too_slow_is_given_up(source, server, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pickle
 import tarfile
 
 import numpy as np
@@ -11,7 +10,6 @@ import webdataset as wds
 from helpers.batch_digests import open_digits
 from helpers.damage import description
 from helpers.images import write_tar
-from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
@@ -19,21 +17,8 @@ from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.index import ShardIndex, open_index, open_whole_index
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import index_shard
-from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
-
-LONG = "a/" + "long" * 60 + "/x.y"
-
-
-@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
-def test_members_as_tarfile_sees_them(tmp_path, kind):
-    name = LONG if kind != tarfile.USTAR_FORMAT else "d" * 120 + "/" + "n" * 80 + ".jpg"
-    members = [("a/1.jpg", b"x" * 700), (name, b"y" * 512), ("ü/2.cls", b"3"), ("empty.jpg", b"")]
-    write_tar(tmp_path / "t.tar", members, format=kind)
-    with tarfile.open(tmp_path / "t.tar") as tar:
-        expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
-    assert [(m.name, m.offset, m.size) for m in walk_tar(tmp_path / "t.tar")] == expected
 
 
 @pytest.mark.parametrize(
@@ -103,18 +88,6 @@ def test_stored_keys_are_read_without_a_lock(digits, monkeypatch):
     assert taken == [index.split]
 
 
-def test_keys_split_as_webdataset_splits_them():
-    assert split_key("a.b/c.d.jpg") == ("a.b/c", "d.jpg")
-    assert split_key("x/001.JPG") == ("x/001", "jpg")
-    # To webdataset, the key is "x/".
-    assert split_key("x/._1.jpg") == ("", "")
-    for name in ("README", ".jpg", "__index__"):
-        key, extension = base_plus_ext(name)
-        own = split_key(name)
-        # webdataset has None where a file belongs to no sample, and skips __names__ before.
-        assert own == ("", "") if key is None or name.startswith("__") else own == (key, extension)
-
-
 def test_files_of_no_sample_do_not_part_one(tmp_path):
     """An image, a file without extension, its class: one sample to webdataset, and to us."""
     members = [("a.jpg", b"1"), ("README", b"x"), ("__meta__/b.jpg", b"x"), ("a.cls", b"3"), (".jpg", b"22")]
@@ -129,36 +102,6 @@ def test_files_of_no_sample_do_not_part_one(tmp_path):
     assert rows["label"].tolist() == [4, 7]
     assert rows["length"].tolist() == [1, 2]
     assert rows["shard"].tolist() == [5, 5]
-
-
-def test_a_label_that_is_no_number_is_refused(tmp_path):
-    for text in (b"cat", b"1.5", b"99999999999"):
-        write_tar(tmp_path / "t.tar", [("a.jpg", b"1"), ("a.cls", text)])
-        with pytest.raises(DamagedTar, match="class number"):
-            index_shard(tmp_path / "t.tar", 0)
-
-
-def test_reads_what_tarfile_reads(digits):
-    index = open_index(digits, "train")
-    with tarfile.open(digits / index.split_info.shards[1].file) as tar:
-        images = [m for m in tar.getmembers() if m.name.endswith(".png")]
-        labels = {m.name: int(tar.extractfile(m).read()) for m in tar.getmembers() if m.name.endswith(".cls")}
-        first = index.split_info.shards[0].samples
-        for number, member in enumerate(images[:20]):
-            assert index.read(first + number) == tar.extractfile(member).read()
-            assert index.labels[first + number] == labels[member.name.replace(".png", ".cls")]
-        assert str(index.damage(first, "why")) == (
-            f"shard {index.split_info.shards[1].file}, key {images[0].name[:-4]}, "
-            f"offset {images[0].offset_data}: why"
-        )
-
-
-def test_pickles_small_and_reads_on(digits):
-    index = open_index(digits, "train")
-    expected = index.read(7)
-    data = pickle.dumps(index)
-    assert len(data) < 5000
-    assert pickle.loads(data).read(7) == expected
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
@@ -264,17 +207,3 @@ def test_what_is_derived_from_read_only_data_lies_elsewhere(copy, tmp_path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert len(open_index(copy, "train").keys()) == read_dataset(copy).splits["train"].samples
     assert list((tmp_path / "cache").rglob("train-*-keys.json"))
-
-
-def test_to_open_an_index_writes_nothing(copy):
-    before = sorted(copy.iterdir())
-    assert open_index(copy, "train").read(3)
-    assert sorted(copy.iterdir()) == before
-
-
-def test_descriptors_are_bounded(digits, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS", 2)
-    index = open_index(digits, "train")
-    for sample in range(0, len(index), 100):
-        assert index.read(sample)
-    assert len(index._files._open) <= 2
