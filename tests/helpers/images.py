@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import tarfile
 import zipfile
 from pathlib import Path
@@ -108,6 +109,12 @@ def smooth(channels: int, height: int = 32, width: int = 40, count: int = 1) -> 
     images = np.stack(waves).reshape(count, 3, height, width)
     images[:, :, height // 4 : height // 2, width // 4 : width // 2] += 25
     return images[:, :channels].astype(np.uint8)
+
+
+def assert_share(count: float, total: int, share: float) -> None:
+    """A count of drawn cases is within five standard errors of its binomial."""
+    error = math.sqrt(total * share * (1 - share))
+    assert abs(count - total * share) <= 5 * error, (count, total * share)
 
 
 # Gray value of class k: STEP * k + 10. Pixels of class 0 with this value more do not count.

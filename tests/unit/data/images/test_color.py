@@ -6,6 +6,7 @@ import torch
 from helpers.images import smooth
 from torchvision.transforms.v2 import functional as theirs
 
+from mae_vit.core.keyed_rng import ViewKeys
 from mae_vit.data.images.color import ColorJitter, coefficients_of
 
 NOTHING = {"brightness": 1, "contrast": 1, "saturation": 1, "angle": 0, "gray": 0}
@@ -53,3 +54,25 @@ def test_hue_turns_color_and_keeps_gray_values():
     assert np.abs((weights * turned).sum(0) - (weights * image).sum(0)).max() < 1
     back = changed(turned, angle=-0.6)
     assert np.abs(back.astype(int) - image).max() <= 2
+
+
+def test_draws_are_in_their_ranges():
+    def drawn(**options: float) -> np.ndarray:
+        nothing = dict.fromkeys(("brightness", "contrast", "saturation", "hue", "gray"), 0.0)
+        policy = ColorJitter(**(nothing | options))
+        return policy.draw_batch(ViewKeys(3, 1, np.arange(4000))).T / 4096
+
+    maps = drawn(saturation=0.2)[2:11]
+    turned = drawn(hue=0.1)[2:11]
+    angle = np.arccos(np.minimum((turned[[0, 4, 8]].sum(0) - 1) / 2, 1))  # the trace of a rotation
+    for moved, reach in (
+        (drawn(brightness=0.4)[0] - 1, 0.4),
+        (drawn(contrast=0.3)[0] - 1, 0.3),
+        (-maps[1] / 0.587, 0.2),
+        (angle * np.sign(turned[1]), 0.2 * np.pi),
+    ):
+        assert np.abs(moved).max() <= reach + 1e-3
+        assert moved.min() < -0.97 * reach
+        assert moved.max() > 0.97 * reach
+    grays = drawn(gray=0.2)
+    assert (grays[2:5] == grays[11:]).all(axis=0).mean() == pytest.approx(0.2, abs=0.03)

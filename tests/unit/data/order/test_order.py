@@ -1,12 +1,13 @@
 """The one idea: nothing random depends on who computes it."""
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
 from helpers.batch_digests import digest_of_global_batches, order_of
 
-from mae_vit.core.keyed_rng import RngStream, derive_key
+from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32
 from mae_vit.data.batches.loader import start_worker_server
 from mae_vit.data.order.order import GlobalOrder, RankSlice, data_step, micro_batches
 from mae_vit.data.order.permutation import permute
@@ -15,15 +16,38 @@ BATCH = 96
 SKIPPED = ((1, 2), (40, 43))
 
 
-# The first 1534 places: runs that were begun go on in their order. When they were recorded, places and successors were
-# uniform to the error of their counts, and all permutations of 5 and 6 equally likely.
-KEPT = {
-    6: "65bab23e66da543a",
-    63: "4ee7cdee1de9b881",
-    64: "ff52f0c4771c7fde",
-    1534: "a90772781df5071c",
-    10**9: "c2c4a9bb82dc9022",
-}
+def permutations(num_samples, draws):
+    """Of as many keys, computed at once: (draws, num_samples)."""
+    keys = threefry2x32((1, 2), np.arange(draws, dtype=np.uint32), np.zeros(draws, np.uint32))
+    k0, k1 = (np.repeat(words, num_samples) for words in keys)
+    domains = np.full(draws * num_samples, num_samples)
+    orders = permute(np.tile(np.arange(num_samples), draws), domains, (k0, k1))
+    return orders.reshape(draws, num_samples)
+
+
+@pytest.mark.parametrize("num_samples", [60, 64])  # the last of the tiny, the first of the usual
+def test_permutation_looks_random(num_samples):
+    """Where sample 0 lands, and which pairs follow each other, over many keys."""
+    orders = permutations(num_samples, 100 * num_samples)
+    places = np.bincount(orders.argmin(axis=1), minlength=num_samples)
+    follows = np.bincount((orders[:, 1] - orders[:, 0]) % num_samples, minlength=num_samples)
+    # 100 each, standard deviation 10.
+    assert abs(places - 100).max() < 50
+    assert follows[0] == 0
+    assert abs(follows[1:] - 100).max() < 50
+
+
+@pytest.mark.parametrize("num_samples", [5, 6])
+def test_tiny_permutations_are_all_equally_likely(num_samples):
+    orders = permutations(num_samples, 200 * math.factorial(num_samples))
+    _, counts = np.unique(orders @ num_samples ** np.arange(num_samples), return_counts=True)
+    assert len(counts) == math.factorial(num_samples)
+    chi2 = ((counts - 200) ** 2 / 200).sum() / (len(counts) - 1)
+    assert abs(chi2 - 1) < 5 * math.sqrt(2 / (len(counts) - 1))
+
+
+# The first 1534 places, as of the first release: runs that were begun go on in their order.
+KEPT = {64: "ff52f0c4771c7fde", 1534: "a90772781df5071c", 10**9: "c2c4a9bb82dc9022"}
 
 
 @pytest.mark.parametrize("num_samples", KEPT)
