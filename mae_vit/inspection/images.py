@@ -18,14 +18,14 @@ from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture, in_colors
-from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
+from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.images.preprocess import preprocess
 from mae_vit.data.index import open_index
-from mae_vit.data.order.permutation import permute
+from mae_vit.data.order.permutation import draw_some
 from mae_vit.data.prepare.sources.find import find_images, naming_prepare
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.shards.shard_files import ReadError
@@ -93,13 +93,13 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
             index, where = open_index(folder, chosen, remote=remote), redact_url(data)
             # Only the first remote shards: each is downloaded whole.
             shards = index.split_info.shards[: _FETCHED if remote else None]
-            numbers = _draw(sum(shard.samples for shard in shards), count)
+            numbers = draw_some(count, sum(shard.samples for shard in shards)).tolist()
             readers: list[Callable[[], bytes]] = [partial(index.read, number) for number in numbers]
             preprocessing, bands = encoder.preprocessing.of_prepared, index.dataset.bands
         else:
             with naming_prepare(data):
                 source = find_images(os.path.join(".", data), out=Path(scratch), labels=False)
-            readers = [source.entries[place].read for place in _draw(len(source.entries), count)]
+            readers = [source.entries[place].read for place in draw_some(count, len(source.entries))]
         images = []
         for read in readers:
             with suppress(OSError, ReadError, DecodeError):
@@ -111,11 +111,3 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
     pixels = augment.apply(images, augment.draw(_SEED, 0, np.arange(len(images))))
     lost, fitted = len(readers) - len(images), fit_bands(encoder.bands, bands, where)
     return Samples(torch.from_numpy(pixels), where + of_split, lost, fitted)
-
-
-def _draw(total: int, count: int) -> list[int]:
-    """Draws `count` of `total` samples in keyed order: a smaller draw begins a larger one."""
-    drawn: list[int] = permute(
-        np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0)
-    ).tolist()
-    return drawn

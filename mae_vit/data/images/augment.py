@@ -235,7 +235,7 @@ def _resize(image: np.ndarray, img_size: tuple[int, int], interpolation: Interpo
     """
     if image.strides[0] != 1 or not image.flags.writeable:
         # NumPy copies row by row; torch would copy such an image pixel by pixel.
-        image = np.ascontiguousarray(image)
+        image = np.array(image, order="C")
     pixels = torch.from_numpy(image)[None]
     return F.interpolate(pixels, img_size, mode=interpolation, antialias=True)[0].numpy()
 
