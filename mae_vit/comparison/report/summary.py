@@ -140,7 +140,7 @@ def collect_notes(lines: Sequence[Line]) -> list[str]:
     sizes = [line.rows[0].values.get("img_size") for line in lines]
     notes = []
     for line, size in zip(lines, sizes, strict=True):
-        if found := [*([f"images of {size} px"] if size and len(set(sizes)) > 1 else []), *line.notes]:
+        if found := [*([f"images of {size} px"] if size and len({*sizes} - {None}) > 1 else []), *line.notes]:
             notes.append(f"{line.entry}: {'; '.join(found)}.")
     return list(dict.fromkeys(notes))
 

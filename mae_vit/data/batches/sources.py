@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -204,10 +205,11 @@ def _decoded_array(index: ShardIndex, shape: tuple[int, ...]) -> Path:
     kind, channels = np.dtype(index.bands.dtype), shape[1]
     path = index.cache_path(f"{kind.name}-{channels}.npy")
     with index.locked():
+        written = _written(index)
         if not path.exists() and index.missing_samples()[1]:
             # Another name, so that all images are decoded again once the shards are whole.
             path = path.with_name(f"{path.stem}-partial.npy")
-        if load_array(path, kind, shape) is None or _changed_since(index, path):
+        if load_array(path, kind, shape) is None or path.stat().st_mtime_ns < written:
             index.drop_stale()
             shown = progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False)
             try:
@@ -217,6 +219,8 @@ def _decoded_array(index: ShardIndex, shape: tuple[int, ...]) -> Path:
                         with suppress(ReadError, DecodeError):  # a damaged image stays black
                             array[sample] = decode_sample(index, sample, channels)
                     array.flush()
+                if written:  # a shard's clock may be ahead
+                    os.utime(path, ns=(written, written))
             except OSError as error:
                 mib = math.prod(shape) * kind.itemsize / 2**20
                 raise InputError(
@@ -226,11 +230,9 @@ def _decoded_array(index: ShardIndex, shape: tuple[int, ...]) -> Path:
     return path
 
 
-def _changed_since(index: ShardIndex, array: Path) -> bool:
-    """Whether a shard was written after its images were decoded into `array`."""
-    made = array.stat().st_mtime_ns
-    for shard in () if index.remote else index.split_info.shards:
-        with suppress(OSError):  # missing shards are reported elsewhere
-            if (index.folder / shard.file).stat().st_mtime_ns > made:
-                return True
-    return False
+def _written(index: ShardIndex) -> int:
+    """Returns when the newest shard was written, in ns; 0 for remote shards, or if one is missing."""
+    with suppress(OSError):
+        shards = () if index.remote else index.split_info.shards
+        return max(((index.folder / shard.file).stat().st_mtime_ns for shard in shards), default=0)
+    return 0

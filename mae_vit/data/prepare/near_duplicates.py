@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,7 +81,8 @@ def open_exclusion(specs: Sequence[str], workers: int, splits: Collection[str]) 
         described, failed = read_dataset(folder).splits, list[str]()
         paths = [folder / shard.file for split in known for shard in described[split].shards]
         tars = [Tar(path, path) for path in paths]
-        entries = open_shards(folder, tars, sources[-1], SourceOptions(folder, labels=False)).entries
+        found = open_shards(folder, tars, sources[-1], SourceOptions(folder, labels=False)).entries
+        entries = [replace(entry, read_mask=None) for entry in found]
         doing = f"hashing {sources[-1]}"
         hashing, count = as_before(Conversion(hashed=True), read_dataset(folder)), len(entries)
         for entry, _, image in convert_entries(entries, hashing, workers, doing, failed, count=count):

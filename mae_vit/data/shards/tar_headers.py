@@ -9,7 +9,7 @@ import mmap
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -97,7 +97,7 @@ def compression_of(path: Path) -> str | None:
 def walk_tar(tar: Path | Tar, others: list[str] | None = None) -> Iterator[Member]:
     """Yields the regular files of a tar in order: ustar, GNU long names, pax.
 
-    Given `others`, the links to them follow, with the places of their targets; tar stores a file's further copies as
+    Given `others`, it yields links to them too, with the places of their targets; tar stores a file's further copies as
     links. `others` receives the names of all other links, devices and pipes.
 
     Raises:
@@ -105,32 +105,35 @@ def walk_tar(tar: Path | Tar, others: list[str] | None = None) -> Iterator[Membe
         OSError: if it cannot be opened.
     """
     tar = Tar(tar, tar) if isinstance(tar, Path) else tar
-    special, files = list[_Special](), dict[str, Member]()
     with tar.path.open("rb") as file:
         end = file.seek(0, 2) if tar.end is None else tar.end
         if end == tar.start:
             raise DamagedTar(f"{tar.name}: empty file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for member in _walk(data, tar.start, end, tar.name, special):
-                if others is not None:
-                    files[posixpath.normpath(member.name)] = member
-                yield member
-    if others is not None:
-        yield from _follow(special, files, others)
+            members = _walk(data, tar.start, end, tar.name)
+            if others is None:
+                yield from (member for member in members if isinstance(member, Member))
+            else:
+                yield from _follow([*members], others)
 
 
-def _follow(special: Sequence[_Special], files: Mapping[str, Member], others: list[str]) -> Iterator[Member]:
-    targets = {posixpath.normpath(one.name): one.target for one in special}
-    for name, target in special:
+def _follow(members: Sequence[Member | _Special], others: list[str]) -> Iterator[Member]:
+    files = {posixpath.normpath(one.name): one for one in members if isinstance(one, Member)}
+    targets = {posixpath.normpath(one.name): one.target for one in members if isinstance(one, _Special)}
+    for one in members:
+        if isinstance(one, Member):
+            yield one
+            continue
+        target = one.target
         for _ in range(_MAX_LINKS):
             target = targets.get(target, target)
-        if target in files:
-            yield replace(files[target], name=name)
+        if target in files and posixpath.normpath(one.name) not in files:
+            yield replace(files[target], name=one.name)
         else:
-            others.append(name)
+            others.append(one.name)
 
 
-def _walk(data: mmap.mmap, start: int, end: int, path: Path, special: list[_Special]) -> Iterator[Member]:
+def _walk(data: mmap.mmap, start: int, end: int, path: Path) -> Iterator[Member | _Special]:
     if found := _COMPRESSED.match(data, start):
         raise DamagedTar(f"{path}: compressed tars have no random access; decompress it ({found.lastgroup})")
     at = start
@@ -181,7 +184,7 @@ def _walk(data: mmap.mmap, start: int, end: int, path: Path, special: list[_Spec
                 link = pax.get("linkpath") or long_link or _text(header[157:257].split(b"\0", 1)[0])
                 link = posixpath.join(posixpath.dirname(name) if kind == _SYMLINK else "", link)
                 is_link = kind in (_HARD_LINK, _SYMLINK)
-                special.append(_Special(name, posixpath.normpath(link) if is_link else ""))
+                yield _Special(name, posixpath.normpath(link) if is_link else "")
             long_name, long_link, pax = None, None, dict(shared)
         at = body + -(-size // BLOCK) * BLOCK
     raise DamagedTar(f"{path}: truncated at offset {at - start} (no end marker)")

@@ -177,14 +177,14 @@ def test_notes_stand_below_the_table_once():
 def test_image_sizes_are_noted_where_they_differ():
     ours, theirs = rows_of("ours", [0.7]), rows_of("theirs", [0.8])
 
-    def notes(*sizes: str) -> list[str]:
+    def notes(*sizes: str | None) -> list[str]:
         rows = [
             replace(row, values=row.values | {"img_size": size})
             for row, size in zip(ours + theirs, sizes, strict=True)
         ]
         return collect_notes(table_lines(config_of(rows), rows))
 
-    assert notes("64x64", "64x64") == []
+    assert notes("64x64", "64x64") == notes(None, "64x64") == []
     assert notes("64x64", "224x224") == ["ours: images of 64x64 px.", "theirs: images of 224x224 px."]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mae_vit.core.errors import InputError
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.map_source import MapSource, register_source
 from mae_vit.data.shards.dataset_json import SOURCES
@@ -52,3 +53,10 @@ def test_images_of_other_shapes_and_types_are_refused(register, image, said):
     with pytest.raises(InputError) as caught:
         index.read(1)
     said(str(caught.value))
+
+
+def test_their_cache_has_no_effect(register):
+    path = str(register(Own(np.zeros(2, int))))
+    assert resolve_data_path(path).folder == Path(path)
+    with pytest.raises(InputError, match=r"data\.cache_dir has no effect"):
+        resolve_data_path(path, cache_dir="cache")

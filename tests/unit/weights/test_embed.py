@@ -143,6 +143,16 @@ def test_files_of_images_are_taken_as_they_are_named(weights, photos, tmp_path):
     np.testing.assert_array_equal(read_output(tmp_path / "single")["features"].shape, (1, expected.shape[1]))
 
 
+def test_what_is_left_out_is_said(weights, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos[0] / "folder", tmp_path / "folder")
+    (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    (folder / "notes.docx").write_bytes(b"notes")
+    assert call(weights, folder, "--out", tmp_path / "features") == 0
+    printed = capsys.readouterr().out
+    assert "1 .docx" in printed
+    assert "1 .heic" in printed
+
+
 def test_broken_files_are_named_and_passed_over(weights, photos, tmp_path, capsys):
     top, files = photos
     folder, out = tmp_path / "folder", tmp_path / "f"

@@ -146,6 +146,24 @@ def test_damaged_metadata_are_one_line(path, key, value, said):
     said(error)
 
 
+def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
+    torch.manual_seed(0)
+    encoder = info_of(img_size=(64, 64), patch_size=16, embed_dim=128, depth=6).geometry.build().eval()
+    path = tmp_path / "mae_pretrain.pth"
+    torch.save({"model": encoder.state_dict()}, path)
+    loaded = mae_vit.load_encoder(path)
+    vit = loaded.info.vit
+    assert (vit.size, vit.img_size, vit.num_heads, vit.pos_embed) == ("tiny-cifar", (64, 64), 4, "sincos")
+    assert loaded.info.mean == (0.485, 0.456, 0.406)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), encoder.forward_features(images)[:, 0])
+    odd = info_of(embed_dim=100, num_heads=5)
+    torch.save({"model": odd.geometry.build().state_dict()}, path)
+    with pytest.raises(InputError, match="heads"):
+        mae_vit.load_encoder(path)
+
+
 def test_a_norm_after_the_mean_is_kept_for_every_encoder():
     """Also for one without a final norm of its own, which a classifier of means has all the same."""
     geometry = NetworkGeometry((16, 16), 4, 3, "SmallResNet")

@@ -1,13 +1,14 @@
 """Pretrained weights: full coverage where they fit, one line where they do not, no code run."""
 
 import argparse
+import pickle
 from dataclasses import replace
 
 import pytest
 import timm
 import torch
 from helpers.encoders import info_of
-from helpers.weights.official_weights import official
+from helpers.weights.official_weights import RunsCode, official
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import encoder_bytes
@@ -54,6 +55,19 @@ def test_official_files_are_loaded_in_full(tmp_path, decoder, namespace):
     else:
         assert torch.equal(objective.decoder_embed.weight, before)
         assert "decoder_embed.weight" in report.random
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path, wrapped):
+    path, mark = tmp_path / "evil.pth", tmp_path / "mark"
+    if wrapped:
+        torch.save({"model": {"cls_token": torch.zeros(1)}, "args": RunsCode(str(mark))}, path)
+    else:
+        path.write_bytes(pickle.dumps(RunsCode(str(mark))))
+    with pytest.raises(InputError, match=r"evil\.pth") as error:
+        read_weights(str(path))
+    assert "\n" not in str(error.value)
+    assert not mark.exists()
 
 
 def test_an_encoder_of_ours_is_loaded_by_its_file_or_folder(tmp_path):
@@ -204,6 +218,12 @@ def test_a_timm_model_of_our_kind_is_loaded_in_full(fresh_timm):
     rows, columns = encoder.grid_size
     with pytest.raises(InputError, match=f"{rows * columns - 1} rows for {rows} x {columns}"):
         load_weights(weights, encoder)
+
+
+def test_a_timm_model_without_biases_has_biases_of_zero(fresh_timm):
+    with torch.device("meta"):
+        weights = read_weights("timm:vit_base_patch16_224_miil")
+    assert weights.tensors.keys() == weights.geometry.build().state_dict().keys()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Networks of timm that ours cannot be: features and maps are timm's own, and what does not fit is one line."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -183,6 +184,18 @@ def test_a_size_is_only_to_be_left_out_if_one_was_given(smallest):
     assert "img_size" not in str(caught.value)
     with pytest.raises(InputError, match=r"112x112 px.*img_size"):
         mae_vit.load_encoder(smallest, img_size=112)
+
+
+@pytest.mark.parametrize("name", ["test_vit2", "test_resnet"])
+def test_a_file_of_another_kind_is_read_once_its_network_is_named(tmp_path, name):
+    path = tmp_path / "some.safetensors"
+    save_file(timm.create_model(name).state_dict(), path)
+    with pytest.raises(InputError, match="timm:NAME@") as caught:
+        mae_vit.load_encoder(path)
+    (weights,) = re.findall(r'"(timm:NAME@[^"]+)"', str(caught.value))
+    assert mae_vit.load_encoder(weights.replace("NAME", name)).num_features > 0
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
+    assert mae_vit.load_encoder(path).num_features > 0
 
 
 def test_a_folder_that_timm_writes_is_the_network_of_that_name(tmp_path):

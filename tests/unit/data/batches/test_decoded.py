@@ -95,3 +95,6 @@ def test_images_of_a_shard_that_was_written_later_are_decoded_again(digits, copy
     assert np.array_equal(np.load(source_of(copy, "memory").source.path), whole)
     damage(digits, copy, {407: "undecodable"})
     assert not np.load(source_of(copy, "memory").source.path)[407].any()
+    os.utime(copy / "train-000000.tar", (4e9, 4e9))  # by a clock that is ahead
+    first, again = (source_of(copy, "memory").source.path.stat().st_ino for _ in range(2))
+    assert first == again

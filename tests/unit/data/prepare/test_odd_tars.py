@@ -207,13 +207,23 @@ def test_hidden_files_of_macos_are_no_samples(tmp_path, call):
 
 def test_links_in_shards_are_followed_or_counted(tmp_path, call):
     with tarfile.open(write_tar(tmp_path / "s.tar", [*PLAIN, ("9.cls", b"1")]), "a") as tar:
-        for name, target in (("9.jpg", "0.jpg"), ("10.jpg", "gone.jpg")):
+        for name, target in (
+            ("9.jpg", "0.jpg"),
+            ("9.depth.png", "0.jpg"),
+            ("10.jpg", "gone.jpg"),
+            ("0.jpg", "0.jpg"),
+        ):
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.LNKTYPE, target
             tar.addfile(link)
+        later = tarfile.TarInfo("11.jpg")
+        later.size = len(IMAGES[1])
+        tar.addfile(later, io.BytesIO(IMAGES[1]))
     result = call(tmp_path / "s.tar")
-    assert result.images()["9"] == {"jpg": IMAGES[0], "cls": b"1"}
-    assert "skipped 1 " in result.text
+    images = result.images()
+    assert images["9"] == {"jpg": IMAGES[0], "cls": b"1"}
+    assert images.keys() == {*(name.partition(".")[0] for name, _ in PLAIN), "9", "11"}
+    assert "skipped 2 " in result.text
 
 
 def joined(folder: Path) -> Path:

@@ -9,6 +9,8 @@ import pytest
 from helpers.images import encoded, picture, write_files
 from huggingface_hub import HfFileSystem
 
+from mae_vit.data.prepare.sources import rows
+
 PNG = encoded(picture(40), "png")
 JPEGS = [encoded(picture(n, (8, 8))) for n in range(12)]
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -199,6 +201,16 @@ def test_damaged_rows_are_left_out_and_a_damaged_file_is_one_line(tmp_path, call
 
 
 # -- data sets of the Hub
+
+
+def test_a_split_that_exists_is_refused_before_anything_is_read(tmp_path, call, monkeypatch):
+    path = written(table(JPEGS), tmp_path / "a.parquet")
+    before = sorted(call(path).out.iterdir())
+    monkeypatch.setattr(rows, "_ParquetTable", None)
+    result = call(path)
+    assert result.code == 2
+    assert "--overwrite" in result.text
+    assert sorted(result.out.iterdir()) == before
 
 
 @pytest.fixture

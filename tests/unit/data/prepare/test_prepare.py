@@ -219,6 +219,15 @@ def test_shards_left_by_a_kill_while_moving_are_replaced(tree, tmp_path, call):
     assert main(["check", str(call(tmp_path / "src").out)]) == 0
 
 
+def test_a_record_that_cannot_be_written_is_one_line(tmp_path, call):
+    (tmp_path / "out" / "prepare.log").mkdir(parents=True)
+    result = call({"1.png": PNG})
+    assert (result.code, result.text.splitlines()[-1]) == (
+        2,
+        f"error: {result.out}/prepare.log: is a directory",
+    )
+
+
 def test_the_record_has_the_commands_and_names_all_that_was_left_out(tmp_path, call):
     bad = {f"cat/{n}.jpg": b"no image" for n in range(100, 109)} | {"cat/notes.txt": b"x", "cat/a.heic": b"x"}
     source = write_files(

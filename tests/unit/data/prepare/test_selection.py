@@ -109,6 +109,16 @@ def test_choices_are_written_down_and_a_second_val_is_refused(source, call):
     assert call(source, options="--holdout 1/4", out="c").code == 2
 
 
+def test_empty_files_are_no_copies_of_one_another(call):
+    images = {
+        f"{name}/{n}.png": encoded(picture(40 * (name == "b") + n, (8, 8)), "png")
+        for name in "ab"
+        for n in range(6)
+    }
+    result = call(images | {f"a/empty{n}.png": b"" for n in range(6)}, options="--holdout 1/2")
+    assert "that val has too" not in result.text
+
+
 def test_test_images_that_are_drawn_are_told_of(call, said):
     images = {f"train/cat/{n}.png": encoded(picture(n, (8, 8)), "png") for n in range(12)}
     tested = {f"test/cat/{n}.png": images[f"train/cat/{n}.png"] for n in range(5)}

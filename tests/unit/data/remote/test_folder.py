@@ -18,8 +18,8 @@ from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.prepare.in_place import index_in_place
-from mae_vit.data.remote.cache import Cache
-from mae_vit.data.remote.download import _reason
+from mae_vit.data.remote.cache import Cache, RemoteFile
+from mae_vit.data.remote.download import FetchRefused, _reason
 from mae_vit.data.shards.shard_files import ReadError
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -162,6 +162,13 @@ def test_a_description_that_is_none_does_not_take_the_place_of_one(own):
     with pytest.raises(InputError, match=r"dataset\.json of "):
         resolve()
     assert (here.folder / "dataset.json").read_bytes() == before
+
+
+def test_no_command_runs(tmp_path):
+    """Whatever leads to it: a folder's own description, say."""
+    with pytest.raises(FetchRefused):
+        open_cache(tmp_path).fetch(RemoteFile(f"pipe:touch {tmp_path}/owned", 10, "0" * 64))
+    assert not (tmp_path / "owned").exists()
 
 
 def test_files_of_others_in_the_cache_folder_stay(source, server, tmp_path):

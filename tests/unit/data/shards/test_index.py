@@ -10,6 +10,7 @@ import webdataset as wds
 from helpers.batch_digests import open_digits
 from helpers.damage import description
 from helpers.images import write_tar
+from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
@@ -17,8 +18,21 @@ from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.index import ShardIndex, open_index, open_whole_index
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import index_shard
+from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
+
+LONG = "a/" + "long" * 60 + "/x.y"
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_members_as_tarfile_sees_them(tmp_path, kind):
+    name = LONG if kind != tarfile.USTAR_FORMAT else "d" * 120 + "/" + "n" * 80 + ".jpg"
+    members = [("a/1.jpg", b"x" * 700), (name, b"y" * 512), ("ü/2.cls", b"3"), ("empty.jpg", b"")]
+    write_tar(tmp_path / "t.tar", members, format=kind)
+    with tarfile.open(tmp_path / "t.tar") as tar:
+        expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
+    assert [(m.name, m.offset, m.size) for m in walk_tar(tmp_path / "t.tar")] == expected
 
 
 @pytest.mark.parametrize(
@@ -88,6 +102,18 @@ def test_stored_keys_are_read_without_a_lock(digits, monkeypatch):
     assert taken == [index.split]
 
 
+def test_keys_split_as_webdataset_splits_them():
+    assert split_key("a.b/c.d.jpg") == ("a.b/c", "d.jpg")
+    assert split_key("x/001.JPG") == ("x/001", "jpg")
+    # To webdataset, the key is "x/".
+    assert split_key("x/._1.jpg") == ("", "")
+    for name in ("README", ".jpg", "__index__"):
+        key, extension = base_plus_ext(name)
+        own = split_key(name)
+        # webdataset has None where a file belongs to no sample, and skips __names__ before.
+        assert own == ("", "") if key is None or name.startswith("__") else own == (key, extension)
+
+
 def test_files_of_no_sample_do_not_part_one(tmp_path):
     """An image, a file without extension, its class: one sample to webdataset, and to us."""
     members = [("a.jpg", b"1"), ("README", b"x"), ("__meta__/b.jpg", b"x"), ("a.cls", b"3"), (".jpg", b"22")]
@@ -102,6 +128,21 @@ def test_files_of_no_sample_do_not_part_one(tmp_path):
     assert rows["label"].tolist() == [4, 7]
     assert rows["length"].tolist() == [1, 2]
     assert rows["shard"].tolist() == [5, 5]
+
+
+def test_reads_what_tarfile_reads(digits):
+    index = open_index(digits, "train")
+    with tarfile.open(digits / index.split_info.shards[1].file) as tar:
+        images = [m for m in tar.getmembers() if m.name.endswith(".png")]
+        labels = {m.name: int(tar.extractfile(m).read()) for m in tar.getmembers() if m.name.endswith(".cls")}
+        first = index.split_info.shards[0].samples
+        for number, member in enumerate(images[:20]):
+            assert index.read(first + number) == tar.extractfile(member).read()
+            assert index.labels[first + number] == labels[member.name.replace(".png", ".cls")]
+        assert str(index.damage(first, "why")) == (
+            f"shard {index.split_info.shards[1].file}, key {images[0].name[:-4]}, "
+            f"offset {images[0].offset_data}: why"
+        )
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])

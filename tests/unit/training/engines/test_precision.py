@@ -1,17 +1,22 @@
 """`train.precision`: what "auto" is on which device, and who is warned."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from workers.plain_loop import Normed, batch_of
 
+from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_config
+from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.engines import precision
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.precision import Chosen, choose_precision
 from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.identity import Identity, check_identity
 from mae_vit.training.optim import OptimizerOptions
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -76,6 +81,25 @@ def test_ranks_take_the_weakest(monkeypatch):
     for by_rank in (both, both[:1]):
         monkeypatch.setattr(startup, "gather_objects", lambda *_, by_rank=by_rank: by_rank)
         assert startup.agree_on_precision("auto", CPU, None) == by_rank[-1]
+
+
+class Bare(startup.Setup):
+    build = source = batch_size = None
+
+
+def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
+    processor(monkeypatch, slowdown=48.0)
+    now = Identity({"train.precision": "auto", "run.seed": 0})
+    saved = {"train.precision": "bf16", "run.seed": 0}
+    check_identity(saved, now, "run", otherwise="")
+    config = load_config(PretrainConfig, find_config("mae_digits"), ["train.precision=auto"])
+    here = choose_precision("auto", CPU)
+    for checkpoint, expected in ((SimpleNamespace(identity=saved), "bf16"), (None, "fp32")):
+        setup = Bare(config, Ranks(), CPU, SimpleNamespace())
+        settled, chosen = startup.settle_precision(setup, checkpoint, here)
+        assert settled.config.train.precision == chosen.precision == expected
+        assert chosen.why.startswith("auto: ")
+        assert ("48 times slower" in chosen.warning) == (checkpoint is not None)
 
 
 def test_an_overflow_leaves_no_trace_in_statistics():
