@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from mae_vit.comparison.config import override_words
+from mae_vit.comparison.config import Overrides, override_words
 from mae_vit.comparison.plan import Cell, ComparisonPlan, settings_with_start
 from mae_vit.comparison.runner import apart, as_in_slot, cores_of_slot
 from mae_vit.comparison.spec import RunSpec
@@ -189,7 +189,10 @@ def foresee_runs(plan: ComparisonPlan) -> list[RunSpec]:
     """Returns the comparison's runs with their FLOPs, and equal-compute runs with their steps.
 
     With its steps a run can begin before those that it is to equal. It gets none while settings, its own or theirs, are
-    still to be chosen. Runs that cannot be set up, for whatever reason, stay as they are: they will name it themselves.
+    still to be chosen.
+
+    Raises:
+        InputError: if a run that is left cannot be set up.
     """
     counted = {} if all(run.is_done() for run in plan.runs) else apart(_count_runs, plan) or {}
     return [replace(run, **counted.get(run.name, {})) for run in plan.runs]
@@ -227,7 +230,7 @@ class _Meter:
         self.works: dict[RunSpec, Work] = {}
 
     def count_all(self) -> None:
-        """Counts all runs, but for those that cannot be set up. Tries raise InputError where one never can."""
+        """Counts all runs; raises InputError where one can never be set up."""
         for run in self._plan.pretraining.values():
             with suppress(InputError, FetchUnavailable):
                 setup = _set_up_pretraining(run)
@@ -241,17 +244,19 @@ class _Meter:
             # A row of equal compute takes the settings of another row, which counts the tries.
             tries = first.choice.runs if first.choice and first.equal_compute is None else ()
             runs = [*tries, *(cell.run for cell in cells)]
+            points = first.choice.settings if first.choice else ({},)
             try:
                 with suppress(FetchUnavailable, KeyError):
-                    self.works |= dict.fromkeys(runs, self._row(cells[0]))
+                    works = [self._row(cells[0], point) for point in (points if tries else points[:1])]
+                    self.works |= {**dict.fromkeys(runs, works[0]), **dict(zip(tries, works, strict=False))}
             except InputError as error:
-                # A dry run leaves remote data alone, and what to score may be still to be pretrained.
+                # It leaves remote data alone, and what to score may be still to be pretrained.
                 unknown = remote or (first.pretraining and MODES[cells[0].mode].trains != "all")
-                if self._precision and not unknown and not all(run.is_done() for run in runs):
+                if not unknown and not all(run.is_done() for run in runs):
                     raise InputError(f"{first.name}: {error}") from None
 
-    def _row(self, cell: Cell) -> Work:
-        setup = self._set_up(cell)
+    def _row(self, cell: Cell, point: Overrides) -> Work:
+        setup = self._set_up(cell, point)
         if not isinstance(setup, Training):
             return Work(count_scoring_flops(setup), None)
         work = self._training(setup)
@@ -273,10 +278,13 @@ class _Meter:
         rates = (step / tried.least_s, step / tried.most_s) if tried else None
         return Work(plan.total_steps * step, rates, step)
 
-    def _set_up(self, cell: Cell) -> Setup:
-        """Sets up a run; weights that are still to be pretrained bring their geometry alone."""
+    def _set_up(self, cell: Cell, point: Overrides) -> Setup:
+        """Sets up a run with one of the settings to choose from.
+
+        Weights that are still to be pretrained bring their geometry alone.
+        """
         run, start = cell.run, cell.run.pretraining
-        settings = {**run.overrides, **(run.choice.settings[0] if run.choice else {})}
+        settings = {**run.overrides, **point}
         if start is not None:
             recipe = settings_with_start(run.config, cell.entry, cell.mode, settings)
             geometry = self._models[start].geometry()

@@ -126,7 +126,7 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
     with _writing(plan.folder):
         chosen = shared_precision(plan.config, read_protocol(plan.folder)["precision"])
         keep_protocol(plan, precision=chosen.precision)
-    print(f"precision: {chosen}")
+    print(f"precision: {chosen}; a config that names one keeps it")
     specs = foresee_runs(plan)
     runner = Runner(count_slots(plan.config.parallel), chosen.precision)
     with _stopping(runner), closing(Bar(specs)) as bar:
@@ -245,6 +245,8 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
         except InputError as error:
             by_default = mode != "finetune" and entry.modes is None
             hint = " (or give this entry its own modes, such as modes: [finetune])" if by_default else ""
+            if mode == "linear_probe" and "data.augment." in str(error) and not by_default:
+                hint = " (or give this entry its own set, such as set: {data.augment: {crop: none, flip: false}})"
             raise InputError(f"{error}{hint}") from None
         if len(points) > 1 and not loaded.finetune.holdout:
             raise InputError(
@@ -281,7 +283,7 @@ def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
     times = estimate_times(plan, precision.precision, slots=slots)
     lines = [
         f"comparison  {plan.folder}, {count_of(slots, 'run')} at a time",
-        f"precision   {precision}",
+        f"precision   {precision}; a config that names one keeps it",
         f"runs        {_progress(plan.runs)}",
         *([f"time        {_describe_sum(plan, times, slots)}"] if times.seconds else []),
     ]

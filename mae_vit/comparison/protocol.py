@@ -116,7 +116,15 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         for name, now in after["inputs"].items()
         if (was := before["inputs"].get(name, now)) != now
     ]
-    return [*_differences(before["settings"], after["settings"]), *inputs]
+    settings = [*_differences(before["settings"], after["settings"])]
+    # A folder that was moved: its splits are the same.
+    if _data(before) == _data(after):
+        settings = [key for key in settings if key != "data.path"]
+    return [*settings, *inputs]
+
+
+def _data(plan: dict[str, Any]) -> list[Any]:
+    return [value for name, value in plan["inputs"].items() if name.startswith("data ")]
 
 
 def _describe_input(name: str, was: Any, now: Any) -> str:

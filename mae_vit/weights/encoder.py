@@ -74,11 +74,6 @@ class PretrainedEncoder(ViTFeatures):
         self.info, self.weights = info, weights
         self.eval().requires_grad_(False)
 
-    @property
-    def embed_dim(self) -> int:
-        """D, the width of the features."""
-        return self.num_features
-
     def notes(self, asked: str) -> list[str]:
         """Returns remarks on the weights and assumptions about them, as lines; `asked` is the user's name for them."""
         assumed = [self.weights.assumes(getattr(self.info.geometry, "num_heads", None))]

@@ -76,6 +76,11 @@ class FeatureEncoder(nn.Module):
         super().__init__()
         self.input = images
 
+    @property
+    def embed_dim(self) -> int:
+        """D, the width of the features."""
+        return self.num_features
+
     @abstractmethod
     def features(self, images: Tensor) -> Tensor:
         """Encodes and pools normalized images: float32 (B, C, H, W) -> (B, D)."""

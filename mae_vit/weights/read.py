@@ -62,7 +62,7 @@ from mae_vit.weights.names import (
     with_timms_name,
 )
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.timm_network import TimmNetwork, find_beside, find_timm, nearest_timm
+from mae_vit.weights.timm_network import TimmNetwork, find_beside, find_timm, nearest_timm, unwrapped
 from mae_vit.weights.unwrap import check_values, find_network, named_tensors, with_whole_qkv
 
 ENCODER_PREFIX = "encoder."
@@ -306,7 +306,7 @@ def _read_file(path: Path, network: str | None = None, by_timm: TimmNetwork | No
         check_whole(path, names)
         by_timm = by_timm or find_beside(path)
         if by_timm is not None and not is_ours(by_timm.model):
-            check_values(tensors := named_tensors(content), path)
+            check_values(tensors := unwrapped(content), path)
             return _of_timm(str(path), tensors, by_timm)
     section_class(metadata.get("family") or "vit", path)
     geometry = checked_geometry(geometry_from(metadata), metadata, path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import timm
 import torch
 from timm.data import resolve_data_config
-from timm.models import PretrainedCfg, get_pretrained_cfg
+from timm.models import PretrainedCfg, clean_state_dict, get_pretrained_cfg
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
@@ -26,11 +26,13 @@ from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.weights.facts import config_beside, is_ours
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.names import FOREIGN_ORIGIN, split_timm
+from mae_vit.weights.unwrap import named_tensors
 
 if TYPE_CHECKING:
     from mae_vit.weights.read import Weights
 
 _LONGEST_REASON = 200
+_IN_CHECKPOINTS = ("state_dict_ema", "model_ema", "state_dict", "model")
 # Arguments of timm's `create_model` that this module sets.
 _GIVEN = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
@@ -202,6 +204,13 @@ def is_of_timm(name: str) -> bool:
         path = expand_path(name)
         network = find_beside(path / "model.safetensors" if path.is_dir() else path)
     return network is not None and not is_ours(network.model)
+
+
+def unwrapped(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Returns the network's tensors in a checkpoint as timm's training and its authors write them, averages first."""
+    kept = (content[name] for name in _IN_CHECKPOINTS if isinstance(content.get(name), Mapping))
+    tensors: dict[str, Tensor] = clean_state_dict(named_tensors(next(kept, content)))
+    return tensors
 
 
 def _find_config(name: str) -> PretrainedCfg | None:

@@ -192,7 +192,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     gaps = [(line, line.gap_to(subject)) for line in rest if line is not rival]
     better = _best(line for line, above in gaps if above and above.is_clear and above.points > 0)
     if better is not None:
-        text += f"; {better.title} is better still, at {_percent(better)}"
+        few = " (one seed)" if len(better.rows) == 1 < len(subject.rows) else ""
+        text += f"; {better.title} is better still, at {_percent(better)}{few}"
         if better.weights and better.origin is None and not better.unlabeled:
             text += ", from weights that have seen labels"
     seeds = gap.seeds if gap is not None else len(subject.rows)

@@ -62,10 +62,12 @@ def pair_masks(
     missing = [entry.path for entry in entries if entry.read_mask is None]
     if missing and (not partly or len(missing) == len(entries)):
         there = shown(path for path, _ in masks) or "no images"
+        remedy = "Add the masks, or leave these images out with --masked-only"
+        if len(missing) == len(entries):
+            remedy = "Give each mask the name of its image"
         raise InputError(
             f"{folder} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown(missing)} "
-            f"(expected {_stem(missing[0])}.png; the folder has {there}). Add the masks, or leave these images out "
-            "with --masked-only"
+            f"(expected {_stem(missing[0])}.png; the folder has {there}). {remedy}"
         )
     notes = [f"left out {count_of(len(missing), 'image')} without a mask"] if missing else []
     if unused := len(by_stem.keys() - {_stem(entry.path) for entry in source.entries}):

@@ -220,14 +220,18 @@ def test_bad_input_is_one_line(digits, tmp_path, capsys, old, new, said):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("start", ["", "start: MAE, "])
-def test_a_dry_run_says_which_run_will_not_begin(digits, tmp_path, capsys, start):
+@pytest.mark.parametrize(
+    "more", ["", "start: MAE, ", "tune: [{optim.lr: 0.1}, {train.effective_batch_size: 1024}], "]
+)
+def test_a_run_that_will_not_begin_is_said_before_the_first(digits, tmp_path, capsys, more):
     """Only the images tell. A comparison does not shrink its batch."""
     config = write_config(tmp_path, digits, steps=2, as_long=False)
-    settings = f"{TINY_MODEL}, train.effective_batch_size: 1024"
-    row = f"  - {{name: large, config: finetune_cifar_tiny.yaml, {start}set: {{{settings}}}}}\n"
+    settings = f"{TINY_MODEL}, train.effective_batch_size: {32 if 'tune' in more else 1024}"
+    row = f"  - {{name: large, config: finetune_cifar_tiny.yaml, {more}set: {{{settings}}}}}\n"
     config.write_text(config.read_text().replace("reference:", f"{row}reference:"))
-    assert main([*compare_command(config, tmp_path / "run")[1:], "--dry-run"]) == 2
-    line = one_line(capsys)
-    assert "error: large, 25 labels, finetune, seed 0: train.effective_batch_size=1024 is larger" in line
-    assert not (tmp_path / "run").exists()
+    for words in (["--dry-run"], []):
+        assert not (tmp_path / "run").exists()
+        assert main([*compare_command(config, tmp_path / "run")[1:], *words]) == 2
+        line = one_line(capsys)
+        assert "error: large, 25 labels, finetune, seed 0: train.effective_batch_size=1024 is larger" in line
+    assert not list((tmp_path / "run").rglob("output.log"))

@@ -259,6 +259,19 @@ def test_changes_after_test_results_are_reported(made):
     assert len(read_protocol(made / "out")["plans"]) == 7
 
 
+def test_data_that_were_moved_are_no_change(made):
+    (made / "moved").symlink_to(made / "data")
+    for path in ("data", "moved"):
+        plan = plan_in(made, data={"path": str(made / path)})
+        plan.folder.mkdir(exist_ok=True)
+        keep_protocol(plan, precision="fp32")
+        tested = plan.cells[0].run.folder
+        tested.mkdir(parents=True, exist_ok=True)
+        (tested / "test_reads.json").write_text("[]")
+    assert not [change for change in describe_changes(plan) if "protocol" in change]
+    assert len(read_protocol(plan.folder)["plans"]) == 2
+
+
 def test_a_report_of_other_settings_than_those_that_ran_leaves_the_folder_as_it_is(made, said):
     def report(**values) -> ComparisonPlan:
         plan = plan_in(made, run={"name": "x", "dir": str(made / "out")}, **values)

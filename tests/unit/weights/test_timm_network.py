@@ -114,6 +114,22 @@ def test_a_file_with_its_network_named_is_that_of_the_config_beside_it(smallest)
         beside = mae_vit.load_encoder(place, img_size=named.input.img_size)
         assert torch.equal(named(images), beside(images))
     assert name_of(f"timm:{SMALLEST}@{smallest}") == f"{SMALLEST}-weights"
+    # As timm's training and the authors of networks write checkpoints; with an average it is what counts.
+    tensors, trained = load_file(smallest), timm.create_model(SMALLEST).state_dict()
+    for number, content in enumerate(
+        [
+            {"model": tensors, "epoch": 3},
+            {"state_dict": {f"module.{name}": value for name, value in tensors.items()}},
+            {
+                "state_dict": trained,
+                "state_dict_ema": tensors,
+                "optimizer": {"state": {0: {"exp_avg": images}}},
+            },
+        ]
+    ):
+        torch.save(content, smallest.with_name(f"{number}.pth"))
+        checkpoint = mae_vit.load_encoder(f"timm:{SMALLEST}@{smallest.with_name(f'{number}.pth')}")
+        assert torch.equal(named(images), checkpoint(images))
 
 
 def test_timms_weights_come_from_the_hub_and_then_from_its_cache(hub, smallest, monkeypatch):
