@@ -51,7 +51,7 @@ def test_options_may_stand_anywhere_and_the_end_says_what_was_done(tmp_path, cap
     text = capsys.readouterr().out
     assert re.search(r"train: 1,\d\d\d .* 3 shards", text)
     assert re.search(r"test: \d\d\d .* 1 shard\n", text)
-    assert re.search(rf"{out}: 10 classes, \d+\.\d s", text)
+    assert re.search(rf"{out}: 10 classes \(0, 1, 2, \.\.\.\), \d+\.\d s", text)
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path, capsys, said):
