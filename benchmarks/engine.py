@@ -49,7 +49,7 @@ from mae_vit.training.identity import Identity, run_identity
 from mae_vit.training.optim import make_optimizer
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run as run_job
-from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.setup import TrainingSetup
 
 BARE = "bare"
 # What each may cost over the bare step, in ms (our limits), and the options that choose it.

@@ -13,7 +13,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.build import Trainable, build_classifier, build_segmenter
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.training import startup
+from mae_vit.training import setup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.identity import Identity
@@ -27,7 +27,7 @@ _MOST_ENCODED = 256
 
 
 @dataclass(frozen=True)
-class Setup(startup.Setup):
+class Setup(setup.Setup):
     """A config, resolved for these ranks and data. As it is, the setup of a mode on frozen features.
 
     Attributes:

@@ -16,7 +16,7 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True)

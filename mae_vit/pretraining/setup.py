@@ -23,7 +23,6 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data, open_data
 from mae_vit.pretraining.report.verdict import FEW_STEPS
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.compiling import choose_compiling
@@ -31,6 +30,8 @@ from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.identity import Identity
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.setup import TrainingSetup
+from mae_vit.training.startup import choose_device
 from mae_vit.weights.seen_labels import SeenLabels
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setup(startup.TrainingSetup):
+class Setup(TrainingSetup):
     """A config, resolved for these ranks: the pretraining part of a run."""
 
     config: PretrainConfig
@@ -106,7 +107,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     Raises:
         InputError: for options that conflict with each other or with the data.
     """
-    device = startup.choose_device(config, ranks)
+    device = choose_device(config, ranks)
     config = with_channels(config, describe_data(config))
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:

@@ -15,7 +15,7 @@ from mae_vit.runtime.ranks import Ranks, choose_threads
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.setup import TrainingSetup
 from mae_vit.training.step_time import StepTime
 
 _YEAR_S = 365 * 86400

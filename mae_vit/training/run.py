@@ -30,7 +30,7 @@ from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs
 from mae_vit.training.recovery import Quarantine, Recovery
-from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.setup import TrainingSetup
 from mae_vit.training.trainer import Outcome, Trainer, restore
 
 # Reason of a stop that another rank requested.

@@ -15,7 +15,7 @@ from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import Precision
-from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.setup import TrainingSetup
 
 # Approximate seconds for all tries, and for one micro-batch if it can be reduced: of processor time, of which other
 # processes take none. Tries that these slow end after some seconds.

@@ -29,7 +29,7 @@ from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery import Recovery
-from mae_vit.training.startup import TrainingSetup
+from mae_vit.training.setup import TrainingSetup
 from mae_vit.training.step_report import StepReport, StepTimer, StepValues, finite_or_none
 
 

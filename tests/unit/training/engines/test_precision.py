@@ -18,6 +18,7 @@ from mae_vit.training.engines.precision import Chosen, choose_precision
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.identity import Identity, check_identity
 from mae_vit.training.optim import OptimizerOptions
+from mae_vit.training.setup import Setup
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -83,7 +84,7 @@ def test_ranks_take_the_weakest(monkeypatch):
         assert startup.agree_on_precision("auto", CPU, None) == by_rank[-1]
 
 
-class Bare(startup.Setup):
+class Bare(Setup):
     build = source = batch_size = None
 
 
