@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from mae_vit.comparison.config import Overrides, override_words
+from mae_vit.comparison.config import Overrides, joined, override_words
 from mae_vit.comparison.plan import Cell, ComparisonPlan, settings_with_start
 from mae_vit.comparison.runner import apart, as_in_slot, cores_of_slot
 from mae_vit.comparison.spec import RunSpec
@@ -245,15 +245,17 @@ class _Meter:
             tries = first.choice.runs if first.choice and first.equal_compute is None else ()
             runs = [*tries, *(cell.run for cell in cells)]
             points = first.choice.settings if first.choice else ({},)
+            works = list[Work]()
             try:
                 with suppress(FetchUnavailable, KeyError):
-                    works = [self._row(cells[0], point) for point in (points if tries else points[:1])]
+                    for point in points if tries else points[:1]:
+                        works.append(self._row(cells[0], point))
                     self.works |= {**dict.fromkeys(runs, works[0]), **dict(zip(tries, works, strict=False))}
             except InputError as error:
                 # It leaves remote data alone, and what to score may be still to be pretrained.
                 unknown = remote or (first.pretraining and MODES[cells[0].mode].trains != "all")
                 if not unknown and not all(run.is_done() for run in runs):
-                    raise InputError(f"{first.name}: {error}") from None
+                    raise InputError(f"{runs[len(works)].name}: {error}") from None
 
     def _row(self, cell: Cell, point: Overrides) -> Work:
         setup = self._set_up(cell, point)
@@ -284,7 +286,7 @@ class _Meter:
         Weights that are still to be pretrained bring their geometry alone.
         """
         run, start = cell.run, cell.run.pretraining
-        settings = {**run.overrides, **point}
+        settings = joined(run.overrides, point)
         if start is not None:
             recipe = settings_with_start(run.config, cell.entry, cell.mode, settings)
             geometry = self._models[start].geometry()

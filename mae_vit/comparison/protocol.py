@@ -119,7 +119,7 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     settings = [*_differences(before["settings"], after["settings"])]
     # A folder that was moved: its splits are the same.
     if _data(before) == _data(after):
-        settings = [key for key in settings if key != "data.path"]
+        settings = [key for key in settings if not f".{key}".endswith(".data.path")]
     return [*settings, *inputs]
 
 

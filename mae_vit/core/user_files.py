@@ -198,7 +198,7 @@ def decode_text(content: bytes, where: str, *, errors: str = "strict") -> str:
         return content.decode(encoding, errors)
     except UnicodeDecodeError:
         what = "not in UTF-8; save it so (Excel: CSV UTF-8), or convert it (iconv -f WINDOWS-1252 -t UTF-8)"
-        if content.startswith(b"PK"):
+        if content.startswith(b"PK\x03\x04"):
             what = "an Excel workbook or an archive; save its text as UTF-8 (Excel: CSV UTF-8)"
         raise InputError(f"{where} is {what}") from None
 

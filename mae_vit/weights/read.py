@@ -235,10 +235,8 @@ def _read_folder(folder: Path) -> Weights:
         if step == 0:
             newer = str(broken[0]) if broken else "if it was trained, copy the folder again"
             raise InputError(f"run {folder} has only a checkpoint of step 0; {newer}{instead}")
-        remarks = {
-            "passed over": "; ".join(map(str, broken)),
-            "unfinished": _describe_unfinished(folder, step),
-        }
+        damage, unfinished = "; ".join(map(str, broken)), _describe_unfinished(folder, step)
+        remarks = {"passed over": damage, "unfinished": unfinished}
         return replace(weights, remarks={title: text for title, text in remarks.items() if text})
     ours = next((file for file in (exported, folder / "pytorch_model.bin") if file.exists()), None)
     if (file := ours or file_in(folder)) is not None:

@@ -208,8 +208,10 @@ def is_of_timm(name: str) -> bool:
 
 def unwrapped(content: Mapping[Any, Any]) -> dict[str, Tensor]:
     """Returns the network's tensors in a checkpoint as timm's training and its authors write them, averages first."""
-    kept = (content[name] for name in _IN_CHECKPOINTS if isinstance(content.get(name), Mapping))
-    tensors: dict[str, Tensor] = clean_state_dict(named_tensors(next(kept, content)))
+    kept = (
+        named_tensors(content[name]) for name in _IN_CHECKPOINTS if isinstance(content.get(name), Mapping)
+    )
+    tensors: dict[str, Tensor] = clean_state_dict(next(filter(None, kept), None) or named_tensors(content))
     return tensors
 
 

@@ -22,6 +22,9 @@ from mae_vit.data.shards.samples import find_masks
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar
 
+# Times of files on exFAT are even seconds.
+_TIMES_NS = 2 * 10**9
+
 
 class StoredMasks:
     """Reads the masks of a split."""
@@ -231,8 +234,12 @@ def _decoded_array(index: ShardIndex, shape: tuple[int, ...]) -> Path:
 
 
 def _written(index: ShardIndex) -> int:
-    """Returns when the newest shard was written, in ns; 0 for remote shards, or if one is missing."""
+    """Returns when the newest shard was written, in ns; 0 for remote shards, or if one is missing.
+
+    It is rounded up to a time that every file system stores.
+    """
     with suppress(OSError):
         shards = () if index.remote else index.split_info.shards
-        return max(((index.folder / shard.file).stat().st_mtime_ns for shard in shards), default=0)
+        newest = max(((index.folder / shard.file).stat().st_mtime_ns for shard in shards), default=0)
+        return -(-newest // _TIMES_NS) * _TIMES_NS
     return 0

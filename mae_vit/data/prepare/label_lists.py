@@ -64,8 +64,6 @@ class Names:
         name = name.replace("\\", "/").removeprefix("./")
         if name in self._paths:
             return [name] * self._paths[name]
-        if extension_of(name) in UNREAD_EXTENSIONS:  # converted since the list was written
-            name = name.rpartition(".")[0]
         wanted = f"/{name}"
         alike = self._by_stem.get(_folded(image_stem(wanted.rpartition("/")[2])), ())
         for cased in (composed, _folded):
@@ -79,7 +77,8 @@ class Names:
             paths = [path for path in paths if extension_of(path) in IMAGE_EXTENSIONS] or paths
             if paths:
                 return paths
-        return []
+        # Converted since the list was written?
+        return self._matching(name.rpartition(".")[0]) if extension_of(name) in UNREAD_EXTENSIONS else []
 
 
 def _folded(text: str) -> str:

@@ -111,6 +111,11 @@ def test_columns_that_are_not_read_are_told(labeled):
     assert labels_of(result) == EXPECTED
 
 
+def test_a_list_of_originals_finds_names_that_a_conversion_has_appended_to(labeled, tmp_path):
+    write_files(tmp_path / "made", {f"{n}.CR2.jpg": PHOTOS[f"a/{n}.jpg"] for n in range(2)})
+    assert labels_of(labeled("image,label\n0.CR2,cat\n1.CR2,dog\n", source="made"))["0_CR2"] == "cat"
+
+
 def test_a_class_that_may_be_a_missing_label_is_doubted(labeled):
     result = labeled("image,label\n" + "".join(f"{p},{c.replace('dog', 'nan')}\n" for p, c in ROWS))
     assert 'the class "nan" may mean that a label is missing' in result.text
