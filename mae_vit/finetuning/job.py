@@ -190,7 +190,7 @@ def _foresee_scores(setup: Setup, arguments: Arguments, folder: RunFolder) -> No
     done, stop = False, ""
     try:
         folder.foresee()
-        done = arguments.resume != "never" and is_scored(folder, setup.identity)
+        done = arguments.resume != "never" and is_scored(folder, setup)
     except (RemoteError, InputError) as error:
         stop = str(error)
     if done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.identity import Identity, check_identity, run_identity
+from mae_vit.training.identity import check_identity, run_identity
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import print_notes
@@ -45,13 +46,12 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     Raises:
         InputError: if the weights do not fit, or the results cannot be written.
     """
-    ranks, identity, say = setup.ranks, setup.identity, setup.ranks.rank == 0
+    ranks, say = setup.ranks, setup.ranks.rank == 0
     checkpoint = resume_or_start(setup, arguments, folder, saves=False)
-    if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
+    if run_on_rank_zero(lambda: is_scored(folder, setup), ranks):
         say_finished(setup, folder)
         return
     setup, precision = settle(setup, checkpoint)
-    identity = setup.identity
     config, opened = setup.config, open_frozen(setup, say=say)
     if say:
         setup.warn_of_normalization()
@@ -68,7 +68,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
 
     run_on_rank_zero(folder.lock, ranks)
     # Another process may have finished the run meanwhile.
-    if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
+    if run_on_rank_zero(lambda: is_scored(folder, setup), ranks):
         say_finished(setup, folder)
         return
     run_on_rank_zero(create, ranks)
@@ -113,8 +113,8 @@ def say_finished(setup: Setup, folder: RunFolder) -> None:
         print(f"{folder.shown()} is finished; results: {folder.shown(results)}")
 
 
-def is_scored(folder: RunFolder, identity: Identity) -> bool:
-    """Returns whether the folder holds this run, finished.
+def is_scored(folder: RunFolder, setup: Setup) -> bool:
+    """Returns whether the folder holds this run, finished; options without effect may differ.
 
     Raises:
         InputError: if it holds another run.
@@ -126,7 +126,11 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
         begun = FinetuneConfig.model_validate(read_run_config(folder.path, config))
     except ValidationError:
         raise InputError(f"{folder.shown()} has a run of another command; {folder.otherwise}") from None
-    saved = run_identity(begun, derived=derived).values
+    saved, identity = run_identity(begun, derived=derived).values, setup.identity
+    unused = {
+        text.partition("=")[0] for one in (begun, setup.config) for text in unused_options(one, one.mode)
+    }
+    identity = replace(identity, ignored=identity.ignored | unused)
     check_identity(saved, identity, folder.shown(), otherwise=folder.otherwise)
     return folder.read_status() == "done"
 

@@ -179,6 +179,7 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
     data = shutil.copytree(digits, tmp_path / "data")
     weights = shutil.copytree(pretrained, tmp_path / "weights")
     free = [f"data.path={data}", "monitor.log_every_steps=7", "train.batch_size_per_device=32"]
+    free += ["finetune.holdout=0.3", "optim.lr=3.0", "data.augment.erasing=0.5"]  # without effect
     assert call(KNN, *free, ckpt=weights) == 0
     assert "is finished" in capsys.readouterr().out
     tensors = load_file(weights / "encoder.safetensors")
