@@ -186,8 +186,8 @@ def _with_header(table: Path, find: Find) -> tuple[dict[str, str], list[dict[str
         raise InputError(f"table {table}: two columns have the same name ({shown(written)}); rename one")
     if longer := next((row for row in rows if any(row[len(first) :])), None):
         raise InputError(
-            f"table {table}: the line {plain_text(', '.join(longer))} has more cells than the first line; put quotes "
-            '(") around a cell that contains a comma or another separator'
+            f"table {table}: the line {plain_text(', '.join(longer))} has more cells than the first line; delete "
+            'a title above the header, or put quotes (") around a cell that contains a comma or another separator'
         )
     columns, rows = [name.lower() for name in written], [first, *rows] if headless else rows
     return names, [dict(zip_longest(columns, row, fillvalue="")) for row in rows], headless
