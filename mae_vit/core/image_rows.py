@@ -23,10 +23,11 @@ from mae_vit.core.messages import nearest
 
 
 class Picture(NamedTuple):
-    """One labeled row of a picture: images (B, C, H, W) in 0..1."""
+    """One labeled row of a picture: images (B, C, H, W) in 0..1, and a tint (B, 4, H, W), RGB and opacity in 0..1."""
 
     label: str
     images: Tensor
+    tint: Tensor | None = None
 
 
 # Small images are shown at this many pixels at least.
@@ -130,15 +131,19 @@ def compose(images: Tensor, bands: Bands, wanted: Sequence[int | str] | None = N
 def in_colors(
     rows: Sequence[Picture], bands: Bands, wanted: Sequence[int | str] | None = None
 ) -> list[Picture]:
-    """Maps rows of pictures to colors. The last row, the original, decides which; its label then names them.
+    """Maps rows of pictures to colors, and lays their tints over them.
 
-    Rows of gray and RGB stay as they are.
+    The last row, the original, decides which colors; its label then names them. Gray and RGB stay as they are.
     """
     if not rows or (bands.photographs and not wanted):
-        return list(rows)
+        return [Picture(row.label, _tinted(row.images, row.tint)) for row in rows]
     colors = compose(rows[-1].images, bands, wanted)
-    drawn = [Picture(row.label, colors(row.images)) for row in rows]
+    drawn = [Picture(row.label, _tinted(colors(row.images), row.tint)) for row in rows]
     return [*drawn[:-1], Picture(f"{rows[-1].label}: {colors.label}", drawn[-1].images)]
+
+
+def _tinted(images: Tensor, tint: Tensor | None) -> Tensor:
+    return images if tint is None else (1 - tint[:, 3:]) * images + tint[:, 3:] * tint[:, :3]
 
 
 def _natural(bands: Bands, channels: int) -> list[int] | None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import replacing, write_atomically, write_json
+from mae_vit.core.image_rows import Picture, in_colors
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import draw_some
@@ -240,10 +241,12 @@ class MaskResults(Results):
             return {}
         shown = samples[draw_some(_SHOWN, len(samples))]
         batch = next(iter(self.setup.data.fixed(source, shown, ALONE, _SHOWN)))
+        moved, wanted = batch.to(self.setup.device), self.setup.config.monitor.picture_bands
         with self.autocast():
-            guess = model.logits(batch.to(self.setup.device).images).argmax(dim=1)
+            guess = model.logits(moved.images).argmax(dim=1)
+        (colors,) = in_colors([Picture("", model.unit(moved.images).cpu())], model.bands, wanted)
         return {
-            "pixels": batch.images.numpy(),
+            "pixels": (colors.images * 255).round().byte().numpy(),
             "truth": batch.class_map().numpy().astype(np.int32),
             "predicted": guess.cpu().numpy().astype(np.int32),
         }

@@ -9,7 +9,8 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from mae_vit.core.image_rows import Picture, label_font
+from mae_vit.core.bands import RGB8
+from mae_vit.core.image_rows import Picture, in_colors, label_font
 from mae_vit.inspection.figures import draw_tiles, to_png
 
 # Share of the class's color over the image.
@@ -28,14 +29,16 @@ def class_colors(num_classes: int) -> np.ndarray:
     return colors.astype(np.uint8)
 
 
-def tinted(images: Tensor, numbers: Tensor, num_classes: int) -> Tensor:
-    """Lays the colors of classes int64 (B, H, W) over images (B, C, H, W) in 0..1: (B, 3, H, W).
+def class_tint(numbers: Tensor, num_classes: int) -> Tensor:
+    """Returns the tint of a `Picture` for classes int64 (B, H, W): (B, 4, H, W).
 
     Class 0 stays clear; pixels that do not count (-1) turn gray.
     """
-    colors = torch.from_numpy(np.concatenate([class_colors(num_classes), [_IGNORED]])).to(images.device) / 255
-    tint = colors.float()[numbers].permute(0, 3, 1, 2)
-    return torch.where((numbers != 0)[:, None], (1 - _TINT) * images + _TINT * tint, images)
+    colors = np.concatenate([class_colors(num_classes), [_IGNORED]]) / 255
+    opacity = np.full((len(colors), 1), _TINT)
+    opacity[0] = 0
+    tints = torch.from_numpy(np.concatenate([colors, opacity], axis=1)).float()
+    return tints.to(numbers.device)[numbers].permute(0, 3, 1, 2)
 
 
 def draw_class_maps(
@@ -49,8 +52,8 @@ def draw_class_maps(
     images = torch.from_numpy(pixels).float().expand(-1, 3, -1, -1) / 255
     rows = [Picture("image", images)]
     for title, numbers in maps.items():
-        rows.append(Picture(title, tinted(images, torch.from_numpy(numbers).long(), len(classes))))
-    tiles = draw_tiles(rows)
+        rows.append(Picture(title, images, class_tint(torch.from_numpy(numbers).long(), len(classes))))
+    tiles = draw_tiles(in_colors(rows, RGB8))
     shown = [number for number in np.unique(truth).tolist() if number > 0]
     legend = _legend([classes[k] for k in shown], class_colors(len(classes))[shown], tiles.shape[1])
     return to_png(np.concatenate([tiles, legend]))

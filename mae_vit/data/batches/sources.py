@@ -13,7 +13,7 @@ import numpy as np
 from mae_vit.core.arrays import create_array
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.core.files import replacing
-from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode, decode_mask, id_table, numbered
 from mae_vit.data.index import ShardIndex, TarIndex
@@ -33,19 +33,13 @@ class StoredMasks:
         """Finds the masks in the shards.
 
         Raises:
-            InputError: if the split has no masks, an image has none, or images are not 8-bit gray or RGB.
+            InputError: if the split has no masks, or an image has none.
         """
         dataset = index.dataset
         if not isinstance(index, TarIndex) or index.split_info.masks is None or dataset.segmentation is None:
             raise InputError(
                 f'split "{index.split}" of {index.folder} has no masks; add them with `mae-vit prepare SRC OUT '
                 "--masks DIR --mask-classes FILE`"
-            )
-        if not dataset.bands.eight_bit or dataset.channels not in (1, 3):
-            remedy = "three, such as --bands 3,2,1" if dataset.bands.dtype == "uint8" else "--take 8-bit"
-            raise InputError(
-                f"segmentation needs 8-bit gray or RGB images without missing values, and {index.folder} has "
-                f"{count_of(dataset.channels, 'band')} of {dataset.bands.dtype}; prepare them with {remedy}"
             )
         self._index = index
         self._table = id_table(dataset.segmentation.ids, dataset.segmentation.ignore)

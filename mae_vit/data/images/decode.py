@@ -107,19 +107,15 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def read_header(data: bytes, *, count: int | None = None) -> Header:
-    """Reads the header without decoding; `count` is the number of bands, if it is known.
-
-    Raises:
-        DecodeError: if the bytes have no header of an accepted format.
-    """
+def read_header(data: bytes) -> Header:
+    """Reads the header without decoding; raises DecodeError if the bytes have none of an accepted format."""
     if data.startswith(_JPEG_MAGIC):
         with suppress(ValueError):
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
             if data.find(_EXIF_MAGIC, 0, _EXIF_WITHIN) < 0 and colorspace not in _FOUR_INKS:
                 return Header("jpg", int(height), int(width), colorspace == "Gray")
     if data.startswith(ARRAY_MAGIC) or is_dicom(data):
-        raster = open_raster(data, count=count)
+        raster = open_raster(data)
         assert raster is not None
         bands, height, width = raster.pixels.shape
         return Header(raster.extension, height, width, bands == 1)

@@ -21,7 +21,7 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import DecodeError, decode, decode_mask, read_header
+from mae_vit.data.images.decode import DecodeError, Header, decode, decode_mask, read_header
 from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, pillow_image, take_bands
 from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, nodata_for
 from mae_vit.data.prepare.entries import Entry, raise_if_passing
@@ -103,6 +103,7 @@ class Converted:
         height: height in pixels; `width` likewise.
         gray: whether it has one channel.
         total: sum of the pixels, by RGB channel; `squares` of the squared pixels.
+        source: header of the image as it was.
         turned: whether it was turned upright by its EXIF orientation.
         notes: remarks; equal remarks on several images are printed once, with their number.
         hash: hashes of the image and of its mirror image, if `Conversion.hashed`.
@@ -117,6 +118,7 @@ class Converted:
     gray: bool
     total: tuple[int, ...]
     squares: tuple[int, ...]
+    source: Header
     turned: bool = False
     notes: tuple[str, ...] = ()
     hash: tuple[int, int] | None = None
@@ -177,6 +179,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         gray=header.gray,
         total=tuple(total * (3 // len(total))),
         squares=tuple(squares * (3 // len(squares))),
+        source=header,
         turned=header.orientation != 1 and how.exif_orientation == "apply",
         notes=tuple(notes),
         hash=phash(pixels) if options.hashed else None,
@@ -329,6 +332,8 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
     layout = BandLayout(names, pixels.dtype.name, nodata, bool(raster.names))
     if options.take not in (None, layout.kind):
         raise DecodeError(f"{layout.kind}, but --take keeps {options.take}")
+    every, rows, columns = raster.pixels.shape
+    source = Header(raster.extension, rows, columns, every == 1)
     if layout not in sums:
         sums[layout] = BandStatistics(len(names), layout.dtype, nodata)
     sums[layout].add(pixels)
@@ -341,8 +346,9 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
         notes += () if raster.extension == "npy" else ("written as .npy",)
     elif _SAME.get(extension, extension) != raster.extension:
         notes += ("named as another format",)
+    gray, zero = count == 1, (0, 0, 0)
     return Converted(
-        stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes=notes, layout=layout
+        stored, extension, height, width, gray, zero, zero, source=source, notes=notes, layout=layout
     )
 
 

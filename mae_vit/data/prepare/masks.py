@@ -15,7 +15,7 @@ from PIL import Image
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import read_text
-from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered, read_header
+from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered
 from mae_vit.data.prepare.convert import Converted
 from mae_vit.data.prepare.entries import Entry, ImageSource, composed
 from mae_vit.data.prepare.listing import shown
@@ -107,10 +107,8 @@ def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> li
     ]
 
 
-def read_mask(
-    entry: Entry, data: bytes, stored: Converted, segmentation: Segmentation
-) -> tuple[bytes, np.ndarray]:
-    """Reads the mask of an image, whose bytes are `data`, and resizes it as the stored image.
+def read_mask(entry: Entry, stored: Converted, segmentation: Segmentation) -> tuple[bytes, np.ndarray]:
+    """Reads the mask of an image, and resizes it as the stored image.
 
     Returns it as a PNG, and its pixels as `Statistics.add_mask` takes them.
 
@@ -118,8 +116,7 @@ def read_mask(
         InputError: if its size differs from the image's, or it has an id that is no class.
     """
     assert entry.read_mask is not None
-    count = len(stored.layout.names) if stored.layout else None
-    header, data = read_header(data, count=count), entry.read_mask()
+    header, data = stored.source, entry.read_mask()
     mask, size = decode_mask(data), (stored.height, stored.width)
     table, classes = id_table(segmentation.ids, segmentation.ignore), len(segmentation.classes)
     if header.orientation != 1 and not stored.turned:

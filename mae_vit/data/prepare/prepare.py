@@ -258,7 +258,7 @@ def _write_split(
             if exclusion is not None and exclusion.excludes(entry.key, image):
                 continue
             if segmentation is not None and entry.read_mask is not None:
-                mask, pixels = read_mask(entry, data, image, segmentation)
+                mask, pixels = read_mask(entry, image, segmentation)
                 statistics.add_mask(pixels)
             label = None if entry.class_name is None else label_of[entry.class_name]
             statistics.add(image, label, entry.path)

@@ -96,6 +96,7 @@ def build_segmenter(config: FinetuneConfig, data: FinetuneData, info: EncoderInf
         label_smoothing=config.finetune.label_smoothing,
         mean=data.mean,
         std=data.std,
+        bands=data.bands,
     )
     if segmenter.probe and config.optim.name == "lars":
         nn.init.trunc_normal_(segmenter.decode_head.get_parameter("classifier.weight"), std=LARS_STD)

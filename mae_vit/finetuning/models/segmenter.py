@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
-from mae_vit.inspection.class_maps import tinted
+from mae_vit.inspection.class_maps import class_tint
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map
 from mae_vit.objectives.objective import ObjectiveOutput, Pixels, Task
 from mae_vit.weights.load import check_complete, load_weights
@@ -173,9 +173,12 @@ class Segmenter(Task):
 
     def pictures(self, batch: Batch) -> list[Picture]:
         """Shows predicted and true classes over the images, and the images."""
-        original = batch.images.float() / 255
+        original = self.unit(batch.images)
         maps = {"predicted": self.logits(batch.images).argmax(dim=1), "true": batch.class_map()}
         return [
-            *(Picture(name, tinted(original, classes, self.num_classes)) for name, classes in maps.items()),
+            *(
+                Picture(name, original, class_tint(classes, self.num_classes))
+                for name, classes in maps.items()
+            ),
             Picture("original", original),
         ]

@@ -10,7 +10,8 @@ import torch
 from helpers.commands import csv_rows, cut_back, lines_of, one_line, summary_of
 from helpers.damage import copy_of, description
 from helpers.finetune import CNN
-from helpers.images import FIRST, STEP
+from helpers.images import FIRST, STEP, prepare_pairs, write_pairs
+from PIL import Image
 from safetensors.torch import load_file
 
 from mae_vit.cli.main import main as command_line
@@ -120,6 +121,26 @@ def test_a_network_is_trained_from_scratch_and_from_weights_of_its_own(segment, 
         summary = summary_of(tmp_path / name)
         assert summary["model"] == "SmallResNet"
         assert 0 <= summary["test_miou"] <= 1
+
+
+def test_images_of_bands_are_segmented(segment, tmp_path):
+    folder, rng = write_pairs(tmp_path / "in"), np.random.default_rng(0)
+    for file in (folder / "images").rglob("*.png"):
+        bands = rng.integers(3000, 5000, (4, 8, 8)).astype(np.uint16)
+        bands[2] = 1000 + np.asarray(Image.open(file), np.uint16)
+        np.save(file.with_suffix(".npy"), bands)
+        file.unlink()
+    prepare_pairs(folder, tmp_path / "out")
+    options = ["data.path=" + str(tmp_path / "out"), "train.steps=60", "model.in_chans=4", "optim.lr=3e-3"]
+    assert segment(*options, "monitor.picture_bands=[3]") == 0
+    # Only the third band tells the classes; read as 8 bits, its values are nearly equal.
+    assert summary_of(tmp_path / "run")["test_miou"] > 0.6
+    with np.load(tmp_path / "run" / "images.npz") as arrays:
+        gray, truth = arrays["pixels"], arrays["truth"]
+    assert gray.shape == (8, 1, 8, 8)
+    means = [gray[:, 0][truth == k].mean() for k in range(3)]
+    assert means == sorted(means)
+    assert means[2] - means[0] > 150
 
 
 def test_files_of_several_ranks_and_of_images_without_pixels_that_count(segment, spy, tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from helpers.images import FIRST, STEP, prepare_pairs, write_pairs
 from PIL import Image
@@ -28,9 +29,9 @@ def pairs(tmp_path_factory):
     return out
 
 
-def opened(folder, name="tar", masks=True) -> AugmentedSource:
+def opened(folder, name="tar", masks=True, channels=1) -> AugmentedSource:
     index = open_index(folder, "train")
-    return open_source(index, name, channels=1, augment=AUGMENT, memory_limit_gib=1, masks=masks)
+    return open_source(index, name, channels=channels, augment=AUGMENT, memory_limit_gib=1, masks=masks)
 
 
 def expected_classes(images: torch.Tensor) -> torch.Tensor:
@@ -99,16 +100,16 @@ def test_data_without_masks_are_refused(digits):
 
 
 @pytest.mark.parametrize("bands", [1, 5])
-def test_masks_beside_images_that_are_not_8_bit_gray_or_rgb_are_refused(tmp_path, said, bands):
+def test_images_of_bands_have_masks(tmp_path, bands):
     folder = write_pairs(tmp_path / "in")
     for file in (folder / "images").rglob("*.png"):
-        values = np.asarray(Image.open(file).convert("L"))
-        if bands == 1:
-            Image.fromarray(values.astype(np.uint16) * 257).save(file)
-        else:
-            np.save(file.with_suffix(".npy"), np.stack([values] * bands))
-            file.unlink()
+        values = np.asarray(Image.open(file)).astype(np.uint16) * 257
+        tifffile.imwrite(file.with_suffix(".tif"), np.stack([values] * bands), photometric="minisblack")
+        file.unlink()
     prepare_pairs(folder, tmp_path / "out")
-    with pytest.raises(InputError) as refused:
-        opened(tmp_path / "out")
-    said(refused)
+    source = opened(tmp_path / "out", channels=bands)
+    batch = next(
+        iter(load_batches(source, GlobalOrder(40, 8, seed=1), RankSlice(0, 1, 8), start_step=0, stop_step=1))
+    )
+    assert batch.images.shape[1:] == (bands, 8, 8)
+    torch.testing.assert_close(batch.class_map(), expected_classes(batch.images.float() / 257))
