@@ -20,12 +20,18 @@ from mae_vit.core.files import settle_nameless_user
 if TYPE_CHECKING:
     from mae_vit.cli.api import Run, compare, finetune, prepare, pretrain
     from mae_vit.core.errors import InputError
-    from mae_vit.finetuning.models.classifier_file import ImageClassifier, load_classifier
+    from mae_vit.finetuning.models.classifier_file import (
+        ImageClassifier,
+        ImageSegmenter,
+        load_classifier,
+        load_segmenter,
+    )
     from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
     from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
 
 __all__ = [
     "ImageClassifier",
+    "ImageSegmenter",
     "InputError",
     "PretrainedEncoder",
     "Run",
@@ -36,13 +42,17 @@ __all__ = [
     "finetune",
     "load_classifier",
     "load_encoder",
+    "load_segmenter",
     "prepare",
     "pretrain",
 ]
 _HOMES = {
     "mae_vit.cli.api": ("Run", "compare", "finetune", "prepare", "pretrain"),
     "mae_vit.core.errors": ("InputError",),
-    "mae_vit.finetuning.models.classifier_file": ("ImageClassifier", "load_classifier"),
+    "mae_vit.finetuning.models.classifier_file": (
+        *("ImageClassifier", "load_classifier"),
+        *("ImageSegmenter", "load_segmenter"),
+    ),
     "mae_vit.runtime.failures": ("RunInterrupted", "TrainingFailed"),
     "mae_vit.weights.encoder": ("PretrainedEncoder", "load_encoder"),
 }

@@ -142,15 +142,19 @@ class FeatureEncoder(nn.Module):
         return self.normalize(torch.from_numpy(pixels)[None])[0]
 
     def crop(self, image: ImageLike) -> np.ndarray:
-        """Does the same as `transform` without normalization: returns raw values (C, H, W).
+        """Does the same as `transform` without normalization: returns raw values (C, H, W)."""
+        return self.crop_pixels(self.read(image))
 
-        Raises InputError if the image cannot be read or decoded, or is none.
+    def read(self, image: ImageLike) -> np.ndarray:
+        """Reads an image as `transform` does, but does not crop it: returns raw values (C, any size).
+
+        Raises InputError if it cannot be read or decoded, or is none.
         """
         try:
             if isinstance(image, str) and is_url(image):
                 raise InputError(f"{redact_url(image)} is remote; download it first")
             data = expand_path(image).read_bytes() if isinstance(image, str | Path) else image
-            return self.crop_pixels(self.decode(data) if isinstance(data, bytes) else self._opened(data))
+            return self.decode(data) if isinstance(data, bytes) else self._opened(data)
         except OSError as error:
             raise InputError(f"cannot read {image!s}: {error_reason(error)}") from None
         except DecodeError as error:

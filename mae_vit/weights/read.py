@@ -85,7 +85,7 @@ class Weights:
         mean: mean of each channel in training; `std` is its standard deviation.
         img_size: (H, W) in pixels of the images in training.
         labels: labels of the training.
-        classes: names of a classifier's outputs; empty if unknown.
+        classes: names of the classes of images or pixels that it predicts; empty if unknown.
         downloaded: path of the file if `source` is not a path.
         bands: meaning of the raw values of its images; `RGB8` if unknown.
         preprocessing: changes that `prepare` made to its images; none if unknown.
@@ -182,7 +182,7 @@ def _with_facts(
         std=tuple(std) if std else None,
         img_size=(int(height), int(width)) if size else None,
         labels=SeenLabels.model_validate(labels) if labels else None,
-        classes=tuple(map(str, facts.get("classes") or ())),
+        classes=tuple(map(str, facts.get("classes") or facts.get("segments") or ())),
         bands=Bands.of_entry(facts),
         preprocessing=Preprocessing.of_entry(facts),
         pool=facts.get("pool") or pool,

@@ -149,7 +149,7 @@ class Augment:
         """
         size = np.broadcast_to(sizes, (len(drawn.flips[positions]), 2))
         if drawn.crops is None:
-            return _center_boxes(size, self.img_size)
+            return center_boxes(size, self.img_size)
         crops = drawn.crops[positions]
         if self.crop == "pad":
             return np.concatenate([crops, size], axis=1)
@@ -250,12 +250,12 @@ def center_crop(
 
     It takes (C, H, W), uint8 or raw values of `bands`, and returns (C, *img_size) of the same type, contiguous.
     """
-    (box,) = _center_boxes(np.array([image.shape[1:]]), img_size).tolist()
+    (box,) = center_boxes(np.array([image.shape[1:]]), img_size).tolist()
     augment = Augment(img_size=img_size, bands=bands, interpolation=interpolation)
     return np.ascontiguousarray(augment.crop_resize_flip(image, box, flip=False))
 
 
-def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
+def center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
     """Returns the largest centered boxes (n, 4) with the aspect ratio of `img_size` in images of `sizes` (n, 2)."""
     scale = (sizes / np.array(img_size)).min(axis=1, keepdims=True)
     sides = np.clip(np.rint(scale * np.array(img_size)).astype(np.int64), 1, sizes)

@@ -1,4 +1,4 @@
-"""The classifier of a fine-tuning run, read from its `model.safetensors`, for new images.
+"""The network of a fine-tuning run, read from its `model.safetensors`, for new images: of their classes, or pixels'.
 
 Shapes: B batch, C channels, H W pixels, K classes.
 """
@@ -9,17 +9,21 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.user_files import expand_path, name_given
+from mae_vit.data.images.augment import center_boxes
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
+from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.geometry import Geometry, NetworkGeometry, ViTGeometry
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
+from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput, ImageLike
 from mae_vit.weights.read import Weights, read_weights
 
 FILE = "model.safetensors"
@@ -58,12 +62,68 @@ class ImageClassifier(FeatureEncoder):
         raise TypeError("a classifier has no map of patches; use load_encoder")
 
 
+class ImageSegmenter(FeatureEncoder):
+    """A network for the classes of pixels, with its image transform. `load_segmenter` loads it.
+
+    Attributes:
+        classes: names of the K classes, in the order of the scores.
+    """
+
+    def __init__(self, model: Segmenter, images: ImageInput, weights: Weights) -> None:
+        """Wraps a network whose `weights` are already loaded."""
+        super().__init__(images)
+        self.model, self.classes = model.requires_grad_(False), weights.classes
+        self.num_features = len(self.classes)
+        self.eval()
+
+    def features(self, images: Tensor) -> Tensor:
+        """Scores the pixels of normalized images: float32 (B, C, H, W) -> float32 (B, K, H, W)."""
+        return self.model.score(images)
+
+    @torch.inference_mode()
+    def segment(self, image: ImageLike) -> np.ndarray:
+        """Returns the class of each pixel of an image, which is what `transform` takes.
+
+        The network sees the largest centered box of its aspect ratio; its scores are enlarged bilinearly.
+
+        Returns:
+            int64 (rows, columns) of the image, after a --resize of `prepare`: numbers of `classes`, -1 outside the box.
+        """
+        pixels = self.read(image)
+        crop = np.require(self.crop_pixels(pixels), requirements="W")  # pixels from a file may be read-only
+        images = torch.from_numpy(crop)[None].to(self.model.mean.device)
+        (box,) = center_boxes(np.array([pixels.shape[1:]]), self.input.img_size).tolist()
+        top, left, height, width = box
+        scores = F.interpolate(self(self.normalize(images)), (height, width), mode="bilinear")
+        classes = np.full(pixels.shape[1:], -1)
+        classes[top : top + height, left : left + width] = scores[0].argmax(dim=0).cpu().numpy()
+        return classes
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        """Encodes normalized images: float32 (B, C, H, W) -> (B, D_map, rows, columns)."""
+        return self.model.feature_map(images)
+
+
 def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
     """Loads the classifier of a finished run of mode "finetune", from its folder or its `model.safetensors`.
 
     Raises:
         InputError: if there is none.
     """
+    return ImageClassifier(*_load(run, segments=False))
+
+
+def load_segmenter(run: str | os.PathLike[str]) -> ImageSegmenter:
+    """Loads the network of a finished run of mode "segment" or "segment_probe", likewise.
+
+    Raises:
+        InputError: if there is none.
+    """
+    return ImageSegmenter(*_load(run, segments=True))
+
+
+def _load(run: str | os.PathLike[str], *, segments: bool) -> tuple[Any, ImageInput, Weights]:
+    """Loads a network of classes, or of the classes of pixels."""
     named = name_given(run, "the folder of a fine-tuning run, or its model.safetensors")
     path = expand_path(named)
     file = path / FILE if path.is_dir() else path
@@ -73,12 +133,19 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
     weights = read_weights(str(file))
     if weights.geometry is None or not weights.classes:
         raise InputError(f"{named} is not the {FILE} of a run of finetune.mode=finetune")
+    if segments != _of_pixels(weights):
+        kind, loads = ("an image", "classifier") if segments else ("pixels", "segmenter")
+        raise InputError(f"{named} predicts classes of {kind}; use mae_vit.load_{loads} in Python")
     try:
         images = _check(weights, weights.geometry)
         model = _rebuild(weights, weights.geometry, images)
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
-    return ImageClassifier(model, images, weights)
+    return model, images, weights
+
+
+def _of_pixels(weights: Weights) -> bool:
+    return any(name.startswith("decode_head.") for name in weights.tensors)
 
 
 def _find_nearest(path: Path) -> str:
@@ -115,14 +182,21 @@ def _check(weights: Weights, geometry: Geometry) -> ImageInput:
     )
 
 
-def _rebuild(weights: Weights, geometry: Geometry, images: ImageInput) -> Classifier:
+def _rebuild(weights: Weights, geometry: Geometry, images: ImageInput) -> Classifier | Segmenter:
     """Builds the described network and loads the tensors; raises on any mismatch."""
+    pixels = _of_pixels(weights)
+    channels, size = images.in_chans, images.img_size
 
-    def build() -> Classifier:
+    def build() -> Classifier | Segmenter:
         common: dict[str, Any] = {"mean": images.mean, "std": images.std, "bands": images.bands}
+        if pixels:
+            encoder = geometry.build()
+            probe = "decode_head.norm.running_mean" in weights.tensors
+            return Segmenter(
+                encoder, probe=probe, num_classes=len(weights.classes), label_smoothing=0.0, **common
+            )
         common["labels"] = LabelLoss(len(weights.classes))
         if isinstance(geometry, NetworkGeometry):
-            channels, size = images.in_chans, images.img_size
             network = build_network(
                 geometry.size, num_classes=len(weights.classes), in_chans=channels, img_size=size
             )
@@ -134,7 +208,8 @@ def _rebuild(weights: Weights, geometry: Geometry, images: ImageInput) -> Classi
         empty = build().eval()
         empty.logits(torch.zeros(1, images.in_chans, *images.img_size))
     shapes = {name: value.shape for name, value in empty.state_dict().items()}
-    prefix = "network." if isinstance(geometry, NetworkGeometry) else "encoder."
+    prefix = "encoder." if pixels or not isinstance(geometry, NetworkGeometry) else ""
+    prefix += "network." if isinstance(geometry, NetworkGeometry) else ""
     state = {name if name in shapes else prefix + name: value for name, value in weights.tensors.items()}
     if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")

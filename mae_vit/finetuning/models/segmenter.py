@@ -123,9 +123,13 @@ class Segmenter(Task):
         return as_map(self.encoder, self.encoder.forward_features(images))
 
     def logits(self, images: Tensor) -> Tensor:
-        """Scores the pixels of raw images: uint8 (B, C, H, W) -> float32 (B, K, H, W)."""
+        """Scores the pixels of raw images: (B, C, H, W) -> float32 (B, K, H, W)."""
+        return self.score(self.normalize(images))
+
+    def score(self, images: Tensor) -> Tensor:
+        """Does the same for normalized images."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.probe):
-            features = self.feature_map(self.normalize(images))
+            features = self.feature_map(images)
         scores = self.decode_head(features).float()
         return F.interpolate(scores, images.shape[2:], mode="bilinear", align_corners=False)
 

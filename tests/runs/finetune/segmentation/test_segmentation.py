@@ -15,7 +15,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from mae_vit.cli.main import main as command_line
+from mae_vit.core.errors import InputError
 from mae_vit.evaluation.segmentation import Overlaps
+from mae_vit.finetuning.models.classifier_file import (
+    ImageSegmenter,
+    load_classifier,
+    load_segmenter,
+)
 from mae_vit.finetuning.results import MaskResults
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.weights.encoder import load_encoder
@@ -32,6 +38,15 @@ def segment(call, pairs):
         return call(*own, *arguments, **options)
 
     return run
+
+
+def check_loaded(folder) -> ImageSegmenter:
+    """The loaded network predicts what the run predicted."""
+    network = load_segmenter(folder)
+    with np.load(folder / "images.npz") as arrays:
+        for image, predicted in zip(arrays["pixels"], arrays["predicted"], strict=True):
+            np.testing.assert_array_equal(network.segment(image[0]), predicted)
+    return network
 
 
 def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):
@@ -63,6 +78,9 @@ def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):
         assert torch.equal(after[name], tensor), name
     images = torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(load_encoder(folder)(images), load_encoder(pretrained)(images))
+    network = check_loaded(folder)
+    assert network.classes == ("ground", "thing 1", "thing 2")
+    torch.testing.assert_close(network.patch_map(images), load_encoder(pretrained).patch_map(images))
     capsys.readouterr()
     assert command_line(["export", str(folder), "--to", "timm", "--out", str(tmp_path / "timm")]) == 0
     assert "without the head" in capsys.readouterr().out
@@ -112,7 +130,7 @@ def test_a_split_without_masks_is_not_tested(segment, pairs, tmp_path, capsys, s
     said(one_line(capsys))
 
 
-def test_a_network_is_trained_from_scratch_and_from_weights_of_its_own(segment, call, tmp_path, capsys):
+def test_a_network_is_trained_from_scratch_and_from_weights_of_its_own(segment, call, tmp_path, capsys, said):
     assert call("train.steps=1", "train.warmup_steps=0", name="classifier", **RESNET) == 0
     assert segment(**RESNET) == 0
     assert segment(name="again", ckpt=tmp_path / "classifier", config=RESNET["config"]) == 0
@@ -121,6 +139,11 @@ def test_a_network_is_trained_from_scratch_and_from_weights_of_its_own(segment, 
         summary = summary_of(tmp_path / name)
         assert summary["model"] == "SmallResNet"
         assert 0 <= summary["test_miou"] <= 1
+        check_loaded(tmp_path / name)
+    for load, name in ((load_classifier, "run"), (load_segmenter, "classifier")):
+        with pytest.raises(InputError) as refused:
+            load(tmp_path / name)
+        said(refused)
 
 
 def test_images_of_bands_are_segmented(segment, tmp_path):
@@ -141,6 +164,16 @@ def test_images_of_bands_are_segmented(segment, tmp_path):
     means = [gray[:, 0][truth == k].mean() for k in range(3)]
     assert means == sorted(means)
     assert means[2] - means[0] > 150
+    # Each pixel is enlarged to a square; the network sees the box in the middle.
+    network, image = load_segmenter(tmp_path / "run"), folder / "images" / "test" / "0.npy"
+    enlarged = np.pad(np.load(image).repeat(4, 1).repeat(4, 2), ((0, 0), (0, 0), (6, 6)))
+    classes = network.segment(enlarged)
+    assert classes.shape == (32, 44)
+    assert (classes[:, :6] == -1).all()
+    assert (classes[:, -6:] == -1).all()
+    inside, truth = classes[2::4, 8:38:4], np.asarray(Image.open(folder / "masks" / "test" / "0.png"))
+    assert (inside == network.segment(image)).mean() > 0.9
+    assert (inside == truth).mean() > 0.6
 
 
 def test_files_of_several_ranks_and_of_images_without_pixels_that_count(segment, spy, tmp_path):
