@@ -132,7 +132,7 @@ def _load(run: str | os.PathLike[str], *, segments: bool) -> tuple[Any, ImageInp
         raise InputError(f"{named}{what} ({_find_nearest(path)})")
     weights = read_weights(str(file))
     if weights.geometry is None or not weights.classes:
-        raise InputError(f"{named} is not the {FILE} of a run of finetune.mode=finetune")
+        raise InputError(f"{named} is not the {FILE} of a fine-tuning run")
     if segments != _of_pixels(weights):
         kind, loads = ("an image", "classifier") if segments else ("pixels", "segmenter")
         raise InputError(f"{named} predicts classes of {kind}; use mae_vit.load_{loads} in Python")
@@ -151,7 +151,7 @@ def _of_pixels(weights: Weights) -> bool:
 def _find_nearest(path: Path) -> str:
     """Returns a hint for a path without a classifier."""
     if (path / "results.json").is_file():
-        return 'only runs of finetune.mode="finetune" have one'
+        return "runs that score frozen features have none"
     if (path / "encoder.safetensors").is_file():
         return f"a run of pretraining has no classes; fine-tune it first: mae-vit finetune --ckpt {path}"
     if inside := sorted(path.glob(f"*/{FILE}")):
@@ -208,8 +208,7 @@ def _rebuild(weights: Weights, geometry: Geometry, images: ImageInput) -> Classi
         empty = build().eval()
         empty.logits(torch.zeros(1, images.in_chans, *images.img_size))
     shapes = {name: value.shape for name, value in empty.state_dict().items()}
-    prefix = "encoder." if pixels or not isinstance(geometry, NetworkGeometry) else ""
-    prefix += "network." if isinstance(geometry, NetworkGeometry) else ""
+    prefix = f"encoder.{geometry.holder}" if pixels else geometry.holder or "encoder."
     state = {name if name in shapes else prefix + name: value for name, value in weights.tensors.items()}
     if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")
