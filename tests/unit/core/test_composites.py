@@ -51,8 +51,14 @@ def test_rows_get_the_colors_of_the_original_and_photographs_stay():
     assert drawn[0].label == "masked"
     assert drawn[1].label.startswith("original: B04 30..130, B03 20..120, B02 10..110 ")
     assert torch.equal(drawn[0].images, IMAGES[:, [3, 2, 1]] * 0.5)
-    photographs = [Picture("original", IMAGES[:, :3])]
-    assert in_colors(photographs, RGB8)[0] is photographs[0]
+    tint = torch.tensor([1.0, 0.5, 0.0, 0.25]).view(1, 4, 1, 1).expand(len(IMAGES), 4, *IMAGES.shape[2:])
+    tinted, original = in_colors(
+        [Picture("class", IMAGES[:, :1], tint), Picture("original", IMAGES[:, :3])], RGB8
+    )
+    assert torch.equal(original.images, IMAGES[:, :3])
+    torch.testing.assert_close(
+        tinted.images[:, :2], 0.75 * IMAGES[:, :1] + torch.tensor([0.25, 0.125]).view(2, 1, 1)
+    )
 
 
 @pytest.mark.parametrize("wanted", [["B4", "B03", "B02"], [0], [6], [1, 2]], ids=str)
