@@ -125,8 +125,6 @@ class CompareConfig(Section):
             cover the choice of labels too; otherwise they are the same for all seeds.
         modes: the modes in which pretrained weights are scored.
         tune: settings to choose from on validation images, for each row and number of labels.
-        test_subset: number of test images for a second accuracy in the report, for comparison with
-            published numbers on few images.
         parallel: number of runs at the same time; "auto" is one for each GPU, or one for each core.
     """
 
@@ -142,7 +140,6 @@ class CompareConfig(Section):
     label_draws: bool = False
     modes: list[ModeName] = Field(default=["finetune"], min_length=1)
     tune: list[FinetuneOverrides] = Field(default_factory=list)
-    test_subset: int | None = Field(default=None, gt=0)
     parallel: int | Literal["auto"] = "auto"
 
     @classmethod
@@ -232,10 +229,6 @@ class CompareConfig(Section):
         if len({MODES[mode].labels for mode in modes}) > 1:
             raise ValueError(
                 f"modes: {', '.join(modes)} measure different things; compare segmentation separately"
-            )
-        if self.segments and self.test_subset is not None:
-            raise ValueError(
-                "test_subset has no effect with segmentation, which has no class per image; leave it out"
             )
         if len(self.tune) > 1 and not any(mode in TUNED_BY for mode in modes):
             raise ValueError(f"tune has no effect with modes={modes}; it needs {' or '.join(TUNED_BY)}")

@@ -211,10 +211,6 @@ def check_data(plan: ComparisonPlan) -> None:
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
     if missing := what_is_missing(index.dataset, index.split, masks=plan.config.segments):
         raise InputError(f"{path} {missing}")
-    if (size := plan.config.test_subset) and size < len(index.dataset.classes):
-        raise InputError(
-            f"test_subset={size}: must be at least {len(index.dataset.classes)}, one of each class"
-        )
     asked = max((number for number in plan.config.labels_per_class if number != "all"), default=0)
     if asked > most:
         raise InputError(

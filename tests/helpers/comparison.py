@@ -118,7 +118,6 @@ entries:
 labels_per_class: [25]
 seeds: [0]
 tune: [{{optim.lr: 1e-3}}, {{optim.lr: 3e-3}}]
-test_subset: 50
 parallel: 2
 """
 _AS_LONG = """\

@@ -248,14 +248,12 @@ def overlays(rows: Sequence[Row]) -> bytes | None:
 
 def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
     """Omits empty columns, and labels and mode if all rows agree."""
-    subset = config.test_subset
     columns: dict[str, list[str]] = {
         "entry": [line.title for line in lines],
         "labels / class": [str(line.labels) for line in lines],
         "mode": [_mode(line) for line in lines],
         "mIoU %" if config.segments else "test %": [_mean(line, line.metric) for line in lines],
         "pixels %": [_mean(line, "test_pixel_accuracy") for line in lines],
-        f"on {subset} %": [_mean(line, f"test_top1_{subset}") for line in lines] if subset else [],
         "gap, points": [line.gap.in_brackets() if line.gap else "" for line in lines],
         "p images": [_p(line.gap.p_images) if line.gap else "" for line in lines],
         "p seeds": [_p(line.gap.p_seeds) if line.gap else "" for line in lines],

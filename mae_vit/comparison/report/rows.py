@@ -20,7 +20,6 @@ from mae_vit.comparison.plan import Cell, ComparisonPlan
 from mae_vit.comparison.report.significance import Scores
 from mae_vit.comparison.spec import cost_of_run
 from mae_vit.core.files import read_json_lines
-from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_file import cost_of_weights
@@ -149,9 +148,6 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
         "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
         **{name: summary.get(name) for name in _PROVENANCE},
     }
-    if (size := plan.config.test_subset) is not None:
-        labels = [line["label"] for line in lines]
-        values[f"test_top1_{size}"] = float((truth == predicted)[choose_subset(keys, labels, size)].mean())
     weights, pretraining = plan.weights(cell.entry)
     before, own = cost_of_weights(weights), cost_of_run(summary)
     # Weights that this pretraining began from do not count: the machine that trained them is not known.
@@ -166,17 +162,6 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
     }
     curve = tuple(_curve(folder / "metrics.jsonl"))
     return Row(cell, values, keys, truth, predicted, curve, len(details["classes"]), overlaps)
-
-
-def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:
-    """Chooses equally many images per class, by the hash that draws nested training subsets.
-
-    Returns:
-        Ascending indices: `size` of them, or a few fewer to be equal.
-    """
-    classes, numbers = np.unique(np.array(labels), return_inverse=True)
-    taken, _ = limit_per_class(np.arange(len(keys)), numbers, keys, size // len(classes))
-    return taken
 
 
 def _curve(metrics: Path) -> list[tuple[float, float]]:

@@ -30,7 +30,7 @@ WRONG = [
     ("  model.img_size: 8\n", "  model.img_sise: 8\n"),
     ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]"),
     ("monitor.tensorboard: false,", 'monitor.tensorboard: false, model.init: "timm:vit_tiny_patch16_224",'),
-    ("test_subset: 50", "modes: [finetune, knn]"),
+    ("parallel: 2", "parallel: 2\nmodes: [finetune, knn]"),
     ("data: {path: ", "data: {path: no"),
     ("labels_per_class: [25]", "labels_per_class: [100000]"),
     ("config: simple_cnn_cifar.yaml", "config: configs/finetune/simple_cnn_cifar.yaml"),
@@ -40,7 +40,6 @@ WRONG = [
     ("modes: [finetune, few_shot]}", "seeds: [0, 1, 0]}"),
     ("  MAE:\n", "  two: {config: mae_digits.yaml, dir: runs/a}\n  MAE:\n    dir: ./runs/a\n"),
     ("  train.steps:", "  finetune.holdout: 0\n  train.steps:"),
-    ("test_subset: 50", "test_subset: 5"),
     ("monitor.tensorboard: false,", "monitor.tensorboard: false, train.batch_size_per_device: 7,"),
     ("compute_of: ViT from MAE", "compute_of: ViT from MAE, tune: [{optim.lr: 1e-3}, {optim.lr: 2e-3}]"),
 ]

@@ -142,7 +142,7 @@ reference: scratch"""
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [("modes=[finetune,segment]", 2), ("test_subset=10", 2), ("modes=[segment_probe]", 0)],
+    [("modes=[finetune,segment]", 2), ("modes=[segment_probe]", 0)],
 )
 def test_what_does_not_go_together(config, tmp_path, capsys, change, code, said):
     assert main(["--config", str(config), "--dry-run", f"run.dir={tmp_path / 'run'}", change]) == code

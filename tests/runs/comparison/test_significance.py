@@ -7,7 +7,6 @@ import pytest
 from helpers.comparison import gap_of, row
 from scipy import stats
 
-from mae_vit.comparison.report.rows import choose_subset
 from mae_vit.comparison.report.significance import mcnemar
 
 
@@ -125,14 +124,3 @@ def test_no_gap_of_other_images_or_seeds():
     assert gap_of([ours], [theirs]) is None
     other = replace(theirs, cell=replace(theirs.cell, seed=0), keys=("a", "b", "c", "e"))
     assert gap_of([ours], [other]) is None
-
-
-def test_subsets_of_the_test_images_are_nested_and_even():
-    keys = [f"image-{number:04d}" for number in range(300)]
-    labels = [str(number % 3) for number in range(300)]
-    small, large = choose_subset(keys, labels, 30), choose_subset(keys, labels, 90)
-    assert set(small) <= set(large)
-    assert len(small) == 30
-    assert [sum(labels[place] == name for place in small) for name in "012"] == [10, 10, 10]
-    backwards = choose_subset(keys[::-1], labels[::-1], 30)
-    assert {keys[place] for place in small} == {keys[::-1][place] for place in backwards}

@@ -164,7 +164,7 @@ def test_the_split_that_counts_is_the_one_that_is_tested(made):
         # A longer grid makes other cells, by the same tuning runs.
         ({"tune": [*TUNE, {"optim.lr": 5e-3}]}, ("scratch",)),
         ({"set": {"data.workers": 3}}, ()),
-        ({"test_subset": 50}, ()),
+        ({"parallel": 1}, ()),
     ],
 )
 def test_a_run_is_another_where_its_settings_are(made, values, changed):
@@ -228,22 +228,22 @@ def test_changes_after_test_results_are_reported(made):
         return plan
 
     assert describe_changes(keep()) == []
-    tested = keep(test_subset=20).cells[0].run.folder
+    tested = keep(reference="given").cells[0].run.folder
     tested.mkdir(parents=True)
     (tested / "test_reads.json").write_text("[]")
-    assert describe_changes(keep(test_subset=20)) == []
-    (change,) = describe_changes(keep(test_subset=30))
-    assert change.endswith(", 1 run): test_subset.")
+    assert describe_changes(keep(reference="given")) == []
+    (change,) = describe_changes(keep(reference="MAE"))
+    assert change.endswith(", 1 run): reference.")
     rewrite(made / "given" / "encoder.safetensors")
-    assert describe_changes(keep(test_subset=30))[-1].endswith(f": weights {made / 'given'}.")
+    assert describe_changes(keep(reference="MAE"))[-1].endswith(f": weights {made / 'given'}.")
     change_split(made, "train")
     images = f": data.path: {made / 'data'} changed (train)."
-    assert [change.endswith(images) for change in describe_changes(keep(test_subset=30))][-2:] == [
+    assert [change.endswith(images) for change in describe_changes(keep(reference="MAE"))][-2:] == [
         True,
         False,
     ]
     # The run that was tested is none of the plan any more.
-    *_, change, earlier = describe_changes(keep(test_subset=30, set={"train.epochs": 7}))
+    *_, change, earlier = describe_changes(keep(reference="MAE", set={"train.epochs": 7}))
     assert change.endswith(": set.train.epochs.")
     assert earlier.endswith("(scratch).")
     assert "earlier settings" in earlier
@@ -254,7 +254,7 @@ def test_changes_after_test_results_are_reported(made):
     last = protocol["plans"][-1]
     last["plan"], last["settings"]["entries"][0]["gone"] = "", None
     (made / "out" / "protocol.json").write_text(json.dumps(protocol))
-    assert describe_changes(keep(test_subset=30, set={"train.epochs": 7}))[-2:] == [change, earlier]
+    assert describe_changes(keep(reference="MAE", set={"train.epochs": 7}))[-2:] == [change, earlier]
     assert len(read_protocol(made / "out")["plans"]) == 7
 
 
