@@ -242,7 +242,8 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
             by_default = mode != "finetune" and entry.modes is None
             hint = " (or give this entry its own modes, such as modes: [finetune])" if by_default else ""
             if mode == "linear_probe" and "data.augment." in str(error) and not by_default:
-                hint = " (or give linear_probe its own entry, with set: {data.augment: {crop: none, flip: false}})"
+                own = "set: {data.augment: {crop: none, flip: false}, OTHER.KEY: null}"
+                hint = f" (or give linear_probe its own entry, with {own})"
             raise InputError(f"{error}{hint}") from None
         if len(points) > 1 and not loaded.finetune.holdout:
             raise InputError(

@@ -152,7 +152,7 @@ class TrainSection(Section):
             "cudnn", "flash" and "efficient" name one of PyTorch's.
         activation_checkpointing: compute activations again in the backward pass: less memory, more time.
         ema_decay: decay of an average of the weights (EMA), which the run then evaluates and exports (ViT Sec. 4.1; MAE
-            Table 11 uses 0.9999).
+            Table 11 uses 0.9999). The n-th update uses at most (1 + n) / (10 + n).
     """
 
     steps: int | None = Field(default=None, gt=0)

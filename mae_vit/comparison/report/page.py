@@ -211,11 +211,13 @@ def settings_table(plan: ComparisonPlan) -> Table:
     body = [["all", "", _words(plan.config.set) or "as their configs have it", "", ""]]
     for entry, labels, mode in plan.rows():
         own = _words(plan.distinguishing_settings(entry, mode, {}))
-        if mode not in TUNED_BY or entry.compute_of is not None:
-            more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
-            body.append([row_title(entry), f"{labels}, {mode}", own + more, "", ""])
-            continue
         choice = plan.choice(entry, labels, mode)
+        if mode not in TUNED_BY or entry.compute_of is not None:
+            taken = _words((choice.best() if choice else None) or {})
+            more = f"as much compute as {entry.compute_of}" if entry.compute_of else ""
+            settings = ", ".join(filter(None, (own, taken, more)))
+            body.append([row_title(entry), f"{labels}, {mode}", settings, "", ""])
+            continue
         scores, best = (choice.scores(), choice.best()) if choice else ([], None)
         for point, score in zip_longest(choice.settings if choice else [{}], scores):
             shown = format_decimal(100 * score) if score is not None else "not finished" if scores else ""

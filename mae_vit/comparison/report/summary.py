@@ -189,7 +189,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     noun, mode = "mask" if subject.segments else "label", subject.mode
     text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}"
     text += f"{'' if mode in TUNED_BY else f' by {mode}'}, {' and '.join(parts)}"
-    gaps = [(line, line.gap_to(subject)) for line in rest if line is not rival]
+    above_rival = (line for line in rest if rival is None or (line.score or 0) > (rival.score or 0))
+    gaps = [(line, line.gap_to(subject)) for line in above_rival]
     better = _best(line for line, above in gaps if above and above.is_clear and above.points > 0)
     if better is not None:
         few = " (one seed)" if len(better.rows) == 1 < len(subject.rows) else ""

@@ -75,6 +75,13 @@ def test_the_question_is_answered_as_far_as_the_intervals_allow(said):
         [MAE],
         # A row with fewer seeds.
         [SCRATCH, MAE, rows_of("CNN", [0.963])],
+        # A row between pretraining and the best without it is not "better still".
+        [
+            SCRATCH,
+            rows_of("MAE", [0.5] * 3, start="M"),
+            rows_of("CNN", [0.7] * 3),
+            rows_of("longer", [0.96] * 3),
+        ],
     ]
     for group in groups:
         said(answer_to(*group))
