@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers.comparison import plan_of
 
+from mae_vit.comparison.report.page import settings_table
 from mae_vit.config.schema import RunSection
 
 TUNE = [{"optim.lr": 1e-3}, {"optim.lr": 2e-3}]
@@ -103,3 +104,15 @@ def test_runs_are_planned_behind_those_that_they_need(tmp_path):
     assert needs == ["tune scratch", "tune scratch", "given", "scratch"]
     # All are among the runs: nothing waits for what nobody runs.
     assert all(need in runs.values() for run in runs.values() for need in run.needs)
+
+
+def test_the_settings_of_equal_compute_are_in_the_report(tmp_path):
+    entries = [
+        {"name": "longer", "compute_of": "given"},
+        {"name": "scratch"},
+        {"name": "given", "start": "MAE"},
+    ]
+    pretrain = {"MAE": {"config": "y.yaml"}}
+    plan = plan_of(tmp_path, entries, tune=TUNE[1:], pretrain=pretrain, reference="scratch", seeds=[0])
+    settings = {row[0]: row[2] for row in settings_table(plan).body}
+    assert settings["longer"].endswith(", optim.lr=0.002, as much compute as given")
