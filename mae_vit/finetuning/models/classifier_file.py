@@ -87,7 +87,7 @@ class ImageSegmenter(FeatureEncoder):
         The network sees the largest centered box of its aspect ratio; its scores are enlarged bilinearly.
 
         Returns:
-            int64 (rows, columns) of the image, after the changes of `prepare`: numbers of `classes`, -1 outside the box.
+            int64 (rows, columns) of the image after the changes of `prepare`: numbers of `classes`, -1 outside the box.
         """
         pixels = self.read(image)
         crop = np.require(self.crop_pixels(pixels), requirements="W")  # pixels from a file may be read-only
