@@ -94,9 +94,15 @@ class ImageSegmenter(FeatureEncoder):
         images = torch.from_numpy(crop)[None].to(self.model.mean.device)
         (box,) = center_boxes(np.array([pixels.shape[1:]]), self.input.img_size).tolist()
         top, left, height, width = box
-        scores = F.interpolate(self(self.normalize(images)), (height, width), mode="bilinear")
+        scores = self(self.normalize(images))
+        best = torch.full((height, width), -torch.inf, device=scores.device)
+        numbers = torch.zeros((height, width), dtype=torch.int64, device=scores.device)
+        for number in range(len(self.classes)):  # one at a time: all of a large photograph take gigabytes
+            one = F.interpolate(scores[:, number : number + 1], (height, width), mode="bilinear")[0, 0]
+            numbers[one > best] = number
+            best = torch.maximum(best, one)
         classes = np.full(pixels.shape[1:], -1)
-        classes[top : top + height, left : left + width] = scores[0].argmax(dim=0).cpu().numpy()
+        classes[top : top + height, left : left + width] = numbers.cpu().numpy()
         return classes
 
     def patch_map(self, images: Tensor) -> Tensor:
