@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,12 +32,11 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
+from mae_vit.models.geometry import GEOMETRIES
 from mae_vit.runtime.ranks import ALONE, run_on_rank_zero, share_weights, sum_over_ranks
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# Prefixes of the network within the trained model.
-_HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
 # Returns the context of a forward pass, in the run's precision.
 Autocasts = Callable[[], AbstractContextManager[Any]]
 # Number of test images that pictures of masks show.
@@ -369,8 +367,10 @@ def model_bytes(model: nn.Module, metadata: dict[str, Any]) -> bytes:
 
     `model` holds it as `encoder` or `network`; its other parts keep their names.
     """
+    encoder = getattr(model, "encoder", None)
+    prefix = "network." if encoder is None else f"encoder.{GEOMETRIES[encoder.family].holder}"
     tensors = {
-        _HOLDERS.sub("", name): value.detach().cpu().contiguous()
+        name.removeprefix(prefix): value.detach().cpu().contiguous()
         for name, value in model.state_dict().items()
     }
     return save_tensors(tensors, metadata=to_metadata(metadata))

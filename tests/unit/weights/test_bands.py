@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.encoders import encoder_file, info_of
 from PIL import Image
+from safetensors.torch import load_file
 from timm.models._manipulate import adapt_input_conv
 from torch import nn
 
@@ -129,10 +130,15 @@ def test_the_file_of_a_fine_tuned_network_has_them(ours, tmp_path):
     facts = {name: OF_FIVE[name] for name in ("mean", "std", "bands")}
     data = SimpleNamespace(**facts, preprocessing=UNCHANGED)
     config = SimpleNamespace(model=SimpleNamespace(name="SmallResNet", image_hw=(16, 16)))
-    network = nn.ModuleDict({"encoder" if ours else "network": nn.Linear(2, 2)})
-    metadata = network_facts(config, data, info_of(in_chans=5, **facts) if ours else None)
+    info = info_of(in_chans=5, **facts) if ours else None
+    held = info.geometry.build() if info else nn.Linear(2, 2)
+    if info:
+        held.network = nn.Linear(2, 2)  # as the part of a plug-in's encoder may be called
+    metadata = network_facts(config, data, info)
     path = tmp_path / "model.safetensors"
-    path.write_bytes(model_bytes(network, {**metadata, "segments": ["a", "b"]}))
+    trained = nn.ModuleDict({"encoder" if ours else "network": held})
+    path.write_bytes(model_bytes(trained, {**metadata, "segments": ["a", "b"]}))
+    assert load_file(path).keys() == held.state_dict().keys()
     assert Bands.of_entry(read_metadata(path)) == FIVE
     assert read_metadata(path)["segments"] == ["a", "b"]
 
