@@ -1,4 +1,4 @@
-"""The network of a fine-tuning run, read from its `model.safetensors`, for new images: of their classes, or pixels'.
+"""Networks of fine-tuning runs, read from `model.safetensors`, for new images: of their classes or their pixels'.
 
 Shapes: B batch, C channels, H W pixels, K classes.
 """
